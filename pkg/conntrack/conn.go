@@ -24,14 +24,15 @@ type conn struct {
 }
 
 const (
-	// patience is how long the kernel may take for one message.
+	// patience is the kernel's time limit for one message.
 	patience = 2 * time.Second
-	// datagram is the most that the kernel sends at once: an answer to a dump is as large as
-	// the buffer, up to 32 KiB (netlink_dump in net/netlink/af_netlink.c).
+	// datagram is the size of the kernel's largest datagram. An answer to a dump
+	// is as large as the buffer, up to 32 KiB (netlink_dump in
+	// net/netlink/af_netlink.c).
 	datagram = 32 << 10
 )
 
-// The requests of enum cntl_msg_types, with their subsystem.
+// The requests, of enum cntl_msg_types, with their subsystem.
 const (
 	msgGet    = unix.NFNL_SUBSYS_CTNETLINK<<8 | nl.IPCTNL_MSG_CT_GET
 	msgDelete = unix.NFNL_SUBSYS_CTNETLINK<<8 | nl.IPCTNL_MSG_CT_DELETE
@@ -108,8 +109,8 @@ func (c *conn) ask(ctx context.Context, f rules.Family, kind, flags int, attribu
 	}
 }
 
-// messages yields the netlink messages in a datagram. It stops at one that is longer than the
-// rest.
+// messages yields the netlink messages in a datagram. It stops at a message that
+// is longer than the rest.
 func messages(data []byte) iter.Seq2[unix.NlMsghdr, []byte] {
 	return func(yield func(unix.NlMsghdr, []byte) bool) {
 		for len(data) >= unix.SizeofNlMsghdr {

@@ -32,11 +32,11 @@ import (
 // CAP_NET_ADMIN and nothing else. The zero value is ready, and any goroutine may call its
 // methods.
 type Kernel struct {
-	// plain asks the kernel for no filter, as if it were older than 5.8.
+	// plain sends no filter to the kernel, as if it were older than 5.8.
 	plain bool
 }
 
-// Rules say what nat certainly does to flows, as rules.Translations do.
+// Rules say how nat certainly treats flows, as rules.Translations do.
 type Rules interface {
 	// Translates reports whether the flow is sent to another destination.
 	Translates(flow rules.Flow) bool
@@ -47,17 +47,17 @@ type Rules interface {
 // Deleted counts the flows that were ended.
 type Deleted struct {
 	ByProtocol map[uint8]int
-	// Unmasqueraded counts those among them that were sent to the right place with the wrong
-	// source.
+	// Unmasqueraded counts the ended flows that were sent to the right place with
+	// the wrong source.
 	Unmasqueraded int
 }
 
-// maxDeleted is how many flows one sweep ends. Each takes two system calls, and the 200 bytes
-// that name it stay in memory until the dump has ended.
+// maxDeleted limits the flows that one sweep ends. Each takes two system calls,
+// and the 200 bytes that name it stay in memory until the dump has ended.
 const maxDeleted = 10000
 
-// clockStep is how far the clock may have been set between since and the start of a flow that
-// conntrack recorded.
+// clockStep is the largest correction of the clock between since and the recorded
+// start of a flow.
 const clockStep = time.Second
 
 // Sweep ends the flows of a family that nat would now treat otherwise:
@@ -68,16 +68,17 @@ const clockStep = time.Second
 //   - flows of all three that were translated but not masqueraded, and now would be,
 //     if they have seen no answer.
 //
-// The last two kinds end only if they began after since. Where the kernel does not record when a
-// flow began (net.netfilter.nf_conntrack_timestamp is off, the default), their age is not asked.
-// A flow without an answer cannot get one, whenever it began, so its next packet can only win.
+// The last two kinds end only if they began after since. By default the kernel
+// does not record when a flow began (net.netfilter.nf_conntrack_timestamp is
+// off). Then flows of any age end. A flow without an answer cannot get one, so
+// its next packet can only win.
 //
-// The kernel filters out most of the other flows, where it can; Sweep checks each flow all the
-// same. After an error, Deleted counts the flows that were ended before.
+// The kernel filters out most of the other flows, if it can; Sweep checks each
+// flow anyway. After an error, Deleted counts the flows that were ended before.
 //
-// A flow is named by its tuple and its ID, so a flow that ended meanwhile and began again is left
-// alone. For a flow that was chosen because it has no answer, Sweep asks again right before it
-// ends it.
+// A flow is named by its tuple and its ID, so a flow that ended meanwhile and
+// began again is left alone. If a flow was chosen because it has no answer, Sweep
+// checks it again right before it ends the flow.
 func (k Kernel) Sweep(ctx context.Context, f rules.Family, since time.Time, nat Rules) (Deleted, error) {
 	s := sweep{ctx: ctx, family: f, nat: nat, deleted: Deleted{ByProtocol: map[uint8]int{}}}
 	if !since.IsZero() {
@@ -103,17 +104,18 @@ type sweep struct {
 	family rules.Family
 	since  time.Time // zero: flows of any age
 	nat    Rules
-	stuck  []entry // that the last dump showed
-	taken  int     // how many, with those of earlier dumps
+	stuck  []entry // from the last dump
+	taken  int     // number of stuck flows, also of earlier dumps
 	left   int     // stuck flows beyond maxDeleted
 	// answered counts the flows read that have seen an answer.
 	answered int
 	deleted  Deleted
 }
 
-// run ends first the flows without an answer, whose clients hang, and then the UDP flows that
-// were answered untranslated. A kernel before 5.8 ignores both filters and returns the whole
-// table, and one before 5.15 ignores the first: then one pass is enough.
+// run first ends the flows without an answer, whose clients hang, and then the
+// UDP flows that were answered untranslated. A kernel before 5.8 ignores both
+// filters and returns the whole table. A kernel before 5.15 ignores the first. In
+// both cases one pass is enough.
 func (s *sweep) run(plain bool) error {
 	if plain {
 		return s.pass(filter{})
@@ -128,17 +130,17 @@ func (s *sweep) run(plain bool) error {
 	return err
 }
 
-// pass reads flows and ends those that are stuck.
+// pass reads flows and ends the stuck ones.
 func (s *sweep) pass(want filter) error {
 	var errs []error
 	if err := s.dump(want); err != nil {
-		// The flows that were read are ended all the same: an interrupted dump may only lack
-		// some.
+		// The flows that were read are still ended: an interrupted dump can only
+		// be incomplete.
 		errs = append(errs, fmt.Errorf("reading conntrack's %s flows: %w", s.family, err))
 	}
 	for _, e := range s.stuck {
 		if err := s.end(e); err != nil {
-			// The next one would fail too.
+			// The next deletion would fail too.
 			errs = append(errs, fmt.Errorf("deleting a flow of %s to %s: %w", s.family, e.flow.Destination, err))
 			break
 		}
@@ -147,12 +149,12 @@ func (s *sweep) pass(want filter) error {
 	return errors.Join(errs...)
 }
 
-// fewAnswered is how many flows may get their answer while the kernel lists those without one.
-// More than that shows that it did not filter.
+// fewAnswered is how many flows may get their answer while the kernel lists flows
+// without one. If there are more, the kernel did not filter.
 const fewAnswered = 100
 
-// dump reads the flows that the filter lets through, on some kernels with others, and keeps those
-// that are to be ended.
+// dump reads the flows that pass the filter, and on some kernels others. It keeps
+// the stuck flows.
 func (s *sweep) dump(want filter) error {
 	return s.conn.ask(s.ctx, s.family, msgGet, unix.NLM_F_DUMP, want.encode(), func(message []byte) {
 		e, ok := parseEntry(message)
@@ -200,13 +202,13 @@ func (s *sweep) end(e entry) error {
 		if e.translated {
 			s.deleted.Unmasqueraded++
 		}
-	case errors.Is(err, unix.ENOENT): // it ended by itself
+	case errors.Is(err, unix.ENOENT): // it ended without Sweep
 		err = nil
 	}
 	return err
 }
 
-// isUnchanged reports whether no answer has come to a flow since it was read.
+// isUnchanged reports whether a flow still has no answer.
 func (s *sweep) isUnchanged(e entry) (bool, error) {
 	still := false
 	err := s.conn.ask(s.ctx, s.family, msgGet, 0, e.attributes, func(message []byte) {

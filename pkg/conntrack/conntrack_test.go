@@ -21,8 +21,8 @@ import (
 
 var families = map[rules.Family]netlink.InetFamily{rules.IPv4: unix.AF_INET, rules.IPv6: unix.AF_INET6}
 
-// someRules translate flows to some addresses, and masquerade those of some
-// sources on their way to one backend.
+// someRules translate flows to some addresses, and masquerade flows from some
+// sources to one backend.
 type someRules struct {
 	services map[netip.AddrPort]bool
 	sources  map[netip.Addr]bool
@@ -53,7 +53,7 @@ func create(t *testing.T, f rules.Family, flows ...conntrack.Made) {
 	}
 }
 
-// left returns where the table's flows come from.
+// left returns the sources of the table's flows.
 func left(t *testing.T, f rules.Family) map[netip.Addr]bool {
 	t.Helper()
 	flows, err := netlink.ConntrackTableList(netlink.ConntrackTable, families[f])
@@ -73,8 +73,8 @@ const (
 	synSent, synReceived, established, synSent2 = 1, 2, 3, 9
 )
 
-// TestWhichFlowsEnd: of flows that differ in one thing each, those go that are
-// stuck for sure. What the kernel leaves out makes no difference.
+// TestWhichFlowsEnd: each flow differs in one thing. Sweep must end exactly the
+// flows that are certainly stuck, whether or not the kernel filters.
 func TestWhichFlowsEnd(t *testing.T) {
 	const tcp, udp, sctp = rules.TCP, rules.UDP, rules.SCTP
 	const answered, assured = conntrack.SeenReply, conntrack.Assured
@@ -85,7 +85,7 @@ func TestWhichFlowsEnd(t *testing.T) {
 		state          uint8
 		status         uint32
 		zone           uint16
-		masquerade, is bool // it is to be masqueraded, it is
+		masquerade, is bool // the rules masquerade it; it is masqueraded
 		ends           bool
 	}{
 		{story: "UDP that went past the service", protocol: udp, to: "service", by: "service", ends: true},
@@ -183,7 +183,7 @@ func TestWhichFlowsEnd(t *testing.T) {
 	})
 }
 
-// late lets an answer come while the sweep is at work.
+// late sends an answer while the sweep runs.
 type late struct {
 	everything
 	answer func()
@@ -194,8 +194,9 @@ func (l late) Translates(rules.Flow) bool {
 	return true
 }
 
-// TestAnAnswerInTheLastMoment: a flow that is answered between the search and its
-// end is a connection; another one, without an answer, is ended.
+// TestAnAnswerInTheLastMoment: a flow gets its answer between the search and its
+// end. It is a connection and must stay; another flow, without an answer, is
+// ended.
 func TestAnAnswerInTheLastMoment(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		to := netip.MustParseAddrPort("10.96.0.10:53")
@@ -218,8 +219,9 @@ func TestAnAnswerInTheLastMoment(t *testing.T) {
 	})
 }
 
-// TestFlowsFromBeforeTheLossStay: where the kernel records when flows began, older ones have
-// another reason to be without an answer. UDP flows end all the same: nothing else would end them.
+// TestFlowsFromBeforeTheLossStay: the kernel records when flows began. Older
+// flows lack an answer for another reason, and stay. UDP flows end anyway,
+// because nothing else would end them.
 func TestFlowsFromBeforeTheLossStay(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedSetting(t, "/proc/sys/net/netfilter/nf_conntrack_timestamp", "1")
@@ -244,7 +246,8 @@ func TestFlowsFromBeforeTheLossStay(t *testing.T) {
 	})
 }
 
-// TestNoMoreThanOneSweepsWorth: an error counts the flows that are left for the next sweep.
+// TestNoMoreThanOneSweepsWorth: an error gives the number of flows that are left
+// for the next sweep.
 func TestNoMoreThanOneSweepsWorth(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		for i := range conntrack.MaxDeleted + 5 {
@@ -272,7 +275,7 @@ func TestTroubleIsAnError(t *testing.T) {
 		}
 		refused := make(chan error)
 		go func() {
-			runtime.LockOSThread() // and never unlocked: the thread ends with its lack of rights
+			runtime.LockOSThread() // never unlocked: the thread ends without its rights
 			if err := dropNetAdmin(); err != nil {
 				refused <- err
 				return

@@ -18,7 +18,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// manyRules are kube-proxy's of 5,000 services, as iptables-save prints them.
+// manyRules returns kube-proxy's rules of 5,000 services, as iptables-save prints
+// them.
 func manyRules(t *testing.T) rules.Generation {
 	t.Helper()
 	file, err := os.Open("../../hack/bench/heal/testdata/services-5000.rules.gz")
@@ -35,7 +36,7 @@ func manyRules(t *testing.T) rules.Generation {
 		t.Fatal(err)
 	}
 	all := string(text)
-	// Addresses come first, and with their lengths.
+	// Parse expects the address first, and with its length.
 	all = regexp.MustCompile(`(?m)^(-A \S+ )(.*) -d (\d+\.\d+\.\d+\.\d+) `).ReplaceAllString(all, "${1}-d $3/32 $2 ")
 	all = regexp.MustCompile(`(?m)^(-A \S+ -s \d+\.\d+\.\d+\.\d+) `).ReplaceAllString(all, "$1/32 ")
 	set, _, err := rules.Parse(strings.NewReader(all))
@@ -72,9 +73,9 @@ func elsewhere(net byte, i int) netip.Addr {
 	return netip.AddrFrom4([4]byte{net, byte(i >> 16), byte(i >> 8), byte(i)})
 }
 
-// busyNode returns as many flows as a busy node has that are none of a sweep's.
-// Of 100, 60 are connections to services and 22 questions to DNS at a service; 10
-// are connections and 5 datagrams to other addresses, and 3 got no answer there.
+// busyNode returns a busy node's flows that a sweep must leave alone. Of 100, 60
+// are connections to services and 22 are queries to a service's DNS. Other
+// addresses get 10 connections, 5 datagrams, and 3 flows without an answer.
 func busyNode(count int, tcp, udp []netip.AddrPort) []conntrack.Made {
 	made := make([]conntrack.Made, count)
 	for i := range made {
@@ -111,13 +112,13 @@ func ofTheGap(count int, tcp, udp []netip.AddrPort) []conntrack.Made {
 	return made
 }
 
-// TestCostOfASweep: with 100,000 flows and 5,000 services a sweep that ends
-// 1,000 flows is to take a tenth of a second of one processor. Two cores of a
-// shared machine took 0.12 to 0.23 s (Linux 6.18): 0.03 to 0.045 s for each of
-// the kernel's two walks through a table of 262,144 buckets, whatever they find,
-// 0.02 to 0.03 s for what they show, 0.03 s for the rules and 0.01 s to end the
-// flows. Where the kernel cannot filter it took 0.25 to 0.4 s. What this refuses
-// is five times the aim: other work on the machine shows in it.
+// TestCostOfASweep: with 100,000 flows and 5,000 services a sweep that ends 1,000
+// flows is to take a tenth of a second of one processor. Two cores of a shared
+// machine took 0.12 to 0.23 s (Linux 6.18). Each of the kernel's two walks
+// through a table of 262,144 buckets took 0.03 to 0.045 s, for any content. The
+// flows in the answers took 0.02 to 0.03 s, the rules 0.03 s, and the deletions
+// 0.01 s. Without the kernel's filter it took 0.25 to 0.4 s. The test's limit is
+// five times the aim, because other work on the machine adds to it.
 func TestCostOfASweep(t *testing.T) {
 	const stuck, limit = 1000, 100 * time.Millisecond
 	flows := testkit.Size(20_000, 100_000)

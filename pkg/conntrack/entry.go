@@ -15,9 +15,9 @@ import (
 // An entry is one flow as conntrack has it.
 type entry struct {
 	flow        rules.Flow
-	backend     netip.AddrPort // where the answer comes from
-	translated  bool           // it is sent to another address than it asked for
-	masqueraded bool           // it is sent with another source than its own
+	backend     netip.AddrPort // source of the answer
+	translated  bool           // its destination was replaced
+	masqueraded bool           // its source was replaced
 	seenReply   bool
 	synSent     bool      // of TCP: only the first SYN was seen
 	start       time.Time // zero where the kernel does not record it
@@ -48,8 +48,9 @@ const (
 // side turns it into SYN_SENT2, a SYN with ACK into SYN_RECV.
 const tcpSynSent = 1
 
-// parseEntry reads one message of a dump. ok is false for a flow that is not of UDP, SCTP or TCP,
-// and for one in a zone: the rules that it met are unknown.
+// parseEntry reads one message of a dump. ok is false for other protocols than
+// UDP, SCTP and TCP. It is also false for a flow in a zone, because its rules are
+// unknown.
 func parseEntry(message []byte) (entry, bool) {
 	if len(message) < nl.SizeofNfgenmsg {
 		return entry{}, false
@@ -57,7 +58,7 @@ func parseEntry(message []byte) (entry, bool) {
 	e := entry{attributes: message[nl.SizeofNfgenmsg:]}
 	var reply rules.Flow
 	var haveOrig, haveReply, haveStatus, zoned bool
-	// What stands before an attribute that cannot be read counts.
+	// A damaged attribute ends the loop; earlier attributes count.
 	_ = nft.EachAttr(e.attributes, func(kind uint16, value []byte) error {
 		switch kind {
 		case nl.CTA_TUPLE_ORIG:
@@ -84,11 +85,11 @@ func parseEntry(message []byte) (entry, bool) {
 		return nil
 	})
 	e.backend = reply.Source
-	// The answer to a translated flow comes from another address than the flow asked. That to a
-	// masqueraded one goes to another address than the flow came from.
+	// Without translation the answer's source is the flow's destination. Without
+	// masquerade the answer's destination is the flow's source.
 	e.translated = e.translated || reply.Source != e.flow.Destination
 	e.masqueraded = e.masqueraded || reply.Destination != e.flow.Source
-	e.seenReply = e.seenReply || !haveStatus // unknown: it may have
+	e.seenReply = e.seenReply || !haveStatus // unknown: it may have seen an answer
 	swept := e.flow.Protocol == rules.UDP || e.flow.Protocol == rules.TCP || e.flow.Protocol == rules.SCTP
 	return e, haveOrig && haveReply && !zoned && swept
 }
@@ -99,7 +100,7 @@ func (e *entry) readStatus(status uint32) {
 	e.seenReply = status&(statusSeenReply|statusAssured) != 0
 }
 
-// startOf returns when a flow began.
+// startOf returns the time at which a flow began.
 func startOf(timestamp []byte) time.Time {
 	ns, err := nft.AttrUint64(nft.AttrPath(timestamp, nl.CTA_TIMESTAMP_START))
 	if err != nil || ns == 0 {
@@ -132,7 +133,8 @@ func parseTuple(tuple []byte) (rules.Flow, bool) {
 	}, true
 }
 
-// A filter is the set of flows that the kernel is asked for. The zero value asks for all.
+// A filter is a set of flows to request from the kernel. The zero value has all
+// flows.
 type filter struct {
 	protocol     uint8  // 0: any
 	status, mask uint32 // the flow's bits in mask equal status
@@ -142,7 +144,7 @@ type filter struct {
 // net/netfilter/nf_internals.h).
 const byProtocol = 1 << 3
 
-// encode returns the filter as attributes. A kernel ignores those that it does not know.
+// encode returns the filter as attributes. A kernel ignores unknown ones.
 func (f filter) encode() []byte {
 	var b []byte
 	if f.mask != 0 {
@@ -158,7 +160,7 @@ func (f filter) encode() []byte {
 	return b
 }
 
-// nested appends one attribute that holds others.
+// nested appends an attribute that contains others.
 func nested(b []byte, kind uint16, inner []byte) []byte {
 	return nft.AppendAttr(b, kind|unix.NLA_F_NESTED, inner, 0)
 }

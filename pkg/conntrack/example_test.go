@@ -12,7 +12,7 @@ import (
 // After nat is back, end the flows that began without it. This example needs CAP_NET_ADMIN, so
 // it is compiled and not run.
 func ExampleKernel_Sweep() {
-	var generation rules.Generation // what is in force again
+	var generation rules.Generation // the rules that are in force again
 	var lastComplete time.Time      // when nat was last seen complete
 	var kernel conntrack.Kernel
 	site, err := kernel.Look()
@@ -21,7 +21,7 @@ func ExampleKernel_Sweep() {
 	}
 	nat := generation.Translations(rules.IPv4, site)
 	deleted, err := kernel.Sweep(context.Background(), rules.IPv4, lastComplete, nat)
-	if err != nil { // what was ended until then is counted all the same
+	if err != nil { // flows that were ended before the error still count
 		fmt.Println("the sweep ended early:", err)
 	}
 	fmt.Println(deleted.ByProtocol[rules.UDP], "flows of UDP were ended")

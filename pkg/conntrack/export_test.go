@@ -13,24 +13,25 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// What tests need from inside the package.
+// Constants of the package, for tests.
 const (
 	MaxDeleted = maxDeleted
 	SeenReply  = statusSeenReply
 	Assured    = statusAssured
 )
 
-// Plain returns the table as a kernel shows it that cannot filter.
+// Plain returns the table of a kernel that cannot filter.
 func Plain() Kernel { return Kernel{plain: true} }
 
-// A Parsed is what parseEntry reads from a message.
+// A Parsed is parseEntry's result for a message.
 type Parsed struct {
 	Flow                                     rules.Flow
 	Backend                                  netip.AddrPort
 	Translated, Masqueraded, Silent, Started bool
 }
 
-// ParseEntry returns what parseEntry reads from a message. ok says whether it is a flow.
+// ParseEntry returns parseEntry's result for a message. ok reports whether it is
+// a flow.
 func ParseEntry(message []byte) (p Parsed, attributes []byte, ok bool) {
 	e, ok := parseEntry(message)
 	return Parsed{e.flow, e.backend, e.translated, e.masqueraded, e.isUnanswered(), !e.start.IsZero()}, e.attributes, ok
@@ -40,7 +41,7 @@ func ParseEntry(message []byte) (p Parsed, attributes []byte, ok bool) {
 type Made struct {
 	Protocol uint8
 	From, To netip.AddrPort
-	By, At   netip.AddrPort // who answers, and where; empty: To and From
+	By, At   netip.AddrPort // the answer's source and destination; empty: To and From
 	State    uint8          // of TCP
 	Status   uint32
 	Zone     uint16
@@ -76,7 +77,7 @@ func (m Made) encode() []byte {
 	if !m.At.IsValid() {
 		m.At = m.From
 	}
-	const confirmed, timeout = 1 << 3, 600 // IPS_CONFIRMED: none is without
+	const confirmed, timeout = 1 << 3, 600 // IPS_CONFIRMED: every flow has it
 	b := m.tuple(nl.CTA_TUPLE_ORIG, m.From, m.To)
 	b = append(b, m.tuple(nl.CTA_TUPLE_REPLY, m.By, m.At)...)
 	b = nft.AppendAttr(b, nl.CTA_STATUS, binary.BigEndian.AppendUint32(nil, m.Status|confirmed), 0)
@@ -103,7 +104,7 @@ func (m Made) tuple(kind uint16, from, to netip.AddrPort) []byte {
 	return nested(nil, kind, nested(nested(nil, nl.CTA_TUPLE_IP, addresses), nl.CTA_TUPLE_PROTO, proto))
 }
 
-// MessageBytes returns how many bytes of data are read as messages.
+// MessageBytes returns how many bytes of data messages reads.
 func MessageBytes(data []byte) (n int) {
 	for _, body := range messages(data) {
 		n += unix.SizeofNlMsghdr + len(body)

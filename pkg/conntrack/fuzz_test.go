@@ -74,8 +74,9 @@ func TestParseEntry(t *testing.T) {
 	}
 }
 
-// What is kept of a message names the flow to the kernel: it is the message's
-// own bytes, whatever they are. What may have seen an answer is never silent.
+// The attributes that parseEntry keeps name the flow to the kernel, so they must
+// be the message's own bytes. A flow that may have seen an answer is never
+// silent.
 func FuzzParseEntry(f *testing.F) {
 	f.Add(udpFlow)
 	f.Add(udpFlow[:50])
@@ -95,7 +96,7 @@ func FuzzParseEntry(f *testing.F) {
 	})
 }
 
-// Whatever comes from a socket, reading it ends and stays inside of it.
+// Any data from a socket: reading it must end, and must not pass the data's end.
 func FuzzMessages(f *testing.F) {
 	f.Add([]byte("\x14\x00\x00\x00\x03\x00\x02\x00\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"))
 	f.Add([]byte("\x00\x00\x00\x00\x03\x00\x02\x00\x01\x00\x00\x00\x00\x00\x00\x00"))
@@ -106,8 +107,8 @@ func FuzzMessages(f *testing.F) {
 	})
 }
 
-// wellFormed reports whether attributes fill all of data, so that one behind
-// them is read.
+// wellFormed reports whether attributes fill all of data, so that an attribute
+// after them is read.
 func wellFormed(data []byte) bool {
 	return nft.EachAttr(data, func(uint16, []byte) error { return nil }) == nil
 }

@@ -46,10 +46,10 @@ func (Kernel) Look() (rules.Site, error) {
 	return site, nil
 }
 
-// Local reports whether an address is one of the node's own. All of 127.0.0.0/8 are.
+// Local reports whether an address is the node's own, as all of 127.0.0.0/8 is.
 func (s Site) Local(a netip.Addr) bool { return a.IsLoopback() || s.local[a] }
 
-// Beyond reports whether an address is in a network in which the interface has an address. An
+// Beyond reports whether the interface has an address in the network of a. An
 // interface that does not exist may lead anywhere.
 func (s Site) Beyond(iface string, a netip.Addr) bool {
 	networks, known := s.networks[iface]

@@ -12,8 +12,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// However a family is read, the rules of a chain that is too large are not in the Snapshot, nor in
-// memory, and everything else is.
+// No way of reading a family puts the rules of a chain that is too large into the
+// Snapshot or into memory. Everything else is read.
 func TestAReadWithoutTheLargestChains(t *testing.T) {
 	onBoth(t, func(t *testing.T, backend Backend, family rules.Family) {
 		fill := func(chain string, n int) {
@@ -51,14 +51,15 @@ func TestAReadWithoutTheLargestChains(t *testing.T) {
 		sees(map[string]int{"KUBE-LARGE": -1, "KUBE-SMALL": 21, "OTHERS": 60}, large)
 		sees(map[string]int{"KUBE-LARGE": -1, "KUBE-SMALL": 21, "OTHERS": 60}, large)
 
-		// An empty chain is seen to be empty, although all others fill the limit by more than
-		// three quarters: that it was flushed must not stay unseen.
+		// canaryd sees that an empty chain is empty, although all others fill the
+		// limit by more than three quarters. Otherwise its flush would stay
+		// unseen.
 		iptablesCommand(t, backend, family, "-t nat -F KUBE-LARGE")
 		sees(map[string]int{"KUBE-LARGE": 0, "KUBE-SMALL": 21, "OTHERS": 60})
 		fill("KUBE-LARGE", 300)
 		sees(map[string]int{"KUBE-LARGE": -1, "KUBE-SMALL": 21, "OTHERS": 60}, large)
 
-		// It grew above the limit: what was known of it is forgotten.
+		// It grew above the limit: canaryd forgets its rules.
 		fill("KUBE-SMALL", 90)
 		sees(map[string]int{"KUBE-LARGE": -1, "KUBE-SMALL": 90, "OTHERS": -1}, large)
 		if n := k.knownTexts(family); n > 2*100 {
@@ -74,7 +75,7 @@ func TestAReadWithoutTheLargestChains(t *testing.T) {
 	})
 }
 
-// knownTexts returns how many rules of a family a lexicon knows.
+// knownTexts returns the number of a family's rules in its lexicon.
 func (k *Kernel) knownTexts(family rules.Family) int {
 	switch {
 	case k.mirror != nil:

@@ -12,8 +12,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// nat returns places in table nat and what they weigh: "KUBE-A=30" has 30 rules of usual length,
-// "KUBE-A=30x4" those that are four times as long.
+// nat returns places in table nat and their weights: "KUBE-A=30" has 30 rules of
+// usual length, "KUBE-A=30x4" rules four times as long.
 func nat(chains ...string) map[Place]nft.Weight {
 	all := map[Place]nft.Weight{}
 	for _, text := range chains {
@@ -32,8 +32,8 @@ func TestWhichChainsAreLeftOut(t *testing.T) {
 	protects := func(chain string) bool { return strings.HasPrefix(chain, "KUBE-") }
 	for _, tc := range []struct {
 		name  string
-		steps [][]string // what all chains weigh, read by read
-		want  []string   // what is left out after each
+		steps [][]string // the weights of all chains, read by read
+		want  []string   // the chains left out after each
 	}{
 		{"all fits", [][]string{{"KUBE-A=60", "KUBE-B=40"}}, []string{""}},
 		{"the largest goes", [][]string{{"KUBE-A=60", "KUBE-B=41"}}, []string{"KUBE-A"}},

@@ -11,8 +11,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestOwnRestoresAreKnown: what our own iptables-restore commits is distinguished from
-// others', also when the program has ended.
+// TestOwnRestoresAreKnown: commits by our own iptables-restore are distinguished
+// from others', also after the program has ended.
 func TestOwnRestoresAreKnown(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-nft", "nft")
@@ -32,7 +32,7 @@ func TestOwnRestoresAreKnown(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			// In another pid namespace the number is that of no process here.
+			// In another pid namespace no process here has the number.
 			if got := k.Own(c.PID); got != (own && k.initialPIDs) || c.Own != own {
 				t.Errorf("commit %d, by %s (pid %d), is our own: %t by its pid, %t by its address, want %t", i+1, c.Comm, c.PID, got, c.Own, own)
 			}
@@ -40,8 +40,9 @@ func TestOwnRestoresAreKnown(t *testing.T) {
 	})
 }
 
-// TestAFlusherWithAnAddressOfOurs: a program that binds itself to the address of one of our own
-// programs is distinguished from it by its process number, where numbers can be compared.
+// TestAFlusherWithAnAddressOfOurs: a program binds itself to the address of one
+// of our own programs. Its process number distinguishes it, where numbers can be
+// compared.
 func TestAFlusherWithAnAddressOfOurs(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		k := openKernel(t, Config{Backend: NFT})

@@ -15,8 +15,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestMoved: what may change the choice moves the evidence, and looking for it
-// creates no table and executes nothing.
+// TestMoved: events that may change the choice move the evidence. Looking for
+// them creates no table and executes nothing.
 func TestMoved(t *testing.T) {
 	onBoth(t, func(t *testing.T, ours Backend, family rules.Family) {
 		other := ours.Other()
@@ -47,7 +47,7 @@ func TestMoved(t *testing.T) {
 			name string
 			do   []string // "ours" and "other" are programs
 			want bool
-			// What the evidence says afterwards, though ours was asked for.
+			// The evidence afterwards, although ours was forced.
 			mixed   bool
 			against bool
 		}{
@@ -85,7 +85,7 @@ func TestMoved(t *testing.T) {
 	})
 }
 
-// TestMovedUnknown: what cannot be read is an error, and moved nothing.
+// TestMovedUnknown: an unreadable backend is an error, and moves nothing.
 func TestMovedUnknown(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		k := openKernel(t, Config{Backend: NFT})
@@ -103,9 +103,9 @@ func TestMovedUnknown(t *testing.T) {
 	})
 }
 
-// TestMovedCosts: a look at the other backend is for next to nothing, however much
-// it holds. The processor's time counts, and no wait: x_tables' mutex is the same in
-// all network namespaces.
+// TestMovedCosts: a look at the other backend costs next to nothing, however much
+// that holds. Only the processor's time counts: waits depend on x_tables' mutex,
+// which all network namespaces share.
 func TestMovedCosts(t *testing.T) {
 	onBoth(t, func(t *testing.T, ours Backend, family rules.Family) {
 		other, many := ours.Other(), testkit.Size(6_000, 20_000)
@@ -121,15 +121,15 @@ func TestMovedCosts(t *testing.T) {
 		})
 		all := processorTime(t, func() error { _, err := k.GatherEvidence(t.Context()); return err })
 		t.Logf("moved %s, all %s, with %d rules in %s %v", look, all, many, other, family)
-		// A twentieth to a thirtieth was measured.
+		// Measured: a twentieth to a thirtieth.
 		if look*10 > all && !testkit.Raced {
 			t.Errorf("a look takes %s, all of the evidence %s: want a tenth at most", look, all)
 		}
 	})
 }
 
-// processorTime returns how long this process computes for do, the least of some
-// runs: other goroutines of it compute too.
+// processorTime returns this process's computing time during do. It takes the
+// least of some runs, because other goroutines compute too.
 func processorTime(t *testing.T, do func() error) time.Duration {
 	t.Helper()
 	now := func() time.Duration {
@@ -150,12 +150,12 @@ func processorTime(t *testing.T, do func() error) time.Duration {
 	return least
 }
 
-// TestReasonIsRenewed: canaryd that starts before kubelet and kube-proxy names, when
-// they have written, what decides by then.
+// TestReasonIsRenewed: canaryd starts before kubelet and kube-proxy. When they
+// have written, it must name the evidence that decides by then.
 func TestReasonIsRenewed(t *testing.T) {
 	onBoth(t, func(t *testing.T, ours Backend, family rules.Family) {
 		first := "iptables' tables hold no rules, and nft is the default"
-		if ours == Legacy { // which is chosen only where it holds something
+		if ours == Legacy { // legacy is chosen only if it holds something
 			iptablesCommand(t, ours, family, "-t nat -A OUTPUT")
 			first = "legacy holds more rules: legacy 1, nft 0"
 		}

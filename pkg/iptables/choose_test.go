@@ -18,7 +18,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// anyStamps compares Evidence by what it says.
+// anyStamps compares Evidence without its stamps.
 var anyStamps = cmpopts.IgnoreUnexported(Evidence{})
 
 // manyRules is a shell command that appends n rules. PRE is "ip" or "ip6".
@@ -30,8 +30,8 @@ func hint(backend Backend) string {
 	return fmt.Sprintf("PREtables-%s -t mangle -N KUBE-IPTABLES-HINT", backend)
 }
 
-// TestChooseScenes: the scenes that nodes are found in, and their neighbours,
-// in either family. Each line is a shell command.
+// TestChooseScenes chooses on nodes in typical states, and in similar ones, in
+// either family. Each line is a shell command.
 func TestChooseScenes(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -40,7 +40,7 @@ func TestChooseScenes(t *testing.T) {
 		mixed   bool
 		reason  string
 	}{
-		// The six scenes that choosers got wrong.
+		// Earlier choosers got these six scenes wrong.
 		{"hint in nft, legacy nat merely listed", []string{hint(NFT), "PREtables-legacy -t nat -S"},
 			NFT, false, "kubelet's hint chain is in nft only"},
 		{"hint in nft behind a native rule", []string{hint(NFT), "nft add rule PRE mangle KUBE-IPTABLES-HINT ct state vmap '{ new : accept }'", manyRules(Legacy, 9)},
@@ -85,7 +85,7 @@ func TestChooseScenes(t *testing.T) {
 	}
 }
 
-// inScene prepares a scene and chooses, which creates no table and executes
+// inScene prepares a scene and chooses. That must create no table and execute
 // nothing.
 func inScene(t *testing.T, family rules.Family, scene []string) Evidence {
 	t.Helper()
@@ -102,7 +102,7 @@ func inScene(t *testing.T, family rules.Family, scene []string) Evidence {
 	return got
 }
 
-// chooseWithout is Choose where the kernel lacks something.
+// chooseWithout is Choose on a kernel that lacks something.
 func chooseWithout(t *testing.T, cfg ChooseConfig, lacks ...nstest.Lack) (Evidence, error) {
 	t.Helper()
 	var got Evidence
@@ -110,7 +110,7 @@ func chooseWithout(t *testing.T, cfg ChooseConfig, lacks ...nstest.Lack) (Eviden
 	return got, err
 }
 
-// without runs do in a thread for which the kernel lacks something.
+// without runs do in a thread whose kernel seems to lack something.
 func without(t *testing.T, do func() error, lacks ...nstest.Lack) error {
 	t.Helper()
 	done := make(chan error)
@@ -123,7 +123,7 @@ func without(t *testing.T, do func() error, lacks ...nstest.Lack) error {
 	return <-done
 }
 
-// TestLackExec: what says that Choose executes nothing would notice it.
+// TestLackExec: the check that Choose executes nothing would notice a program.
 func TestLackExec(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		if err := without(t, func() error { return exec.Command("true").Run() }, nstest.LackExec()); err == nil {
@@ -132,7 +132,8 @@ func TestLackExec(t *testing.T) {
 	})
 }
 
-// TestChooseOnOtherKernels: what the kernel lacks is left out, and is no error.
+// TestChooseOnOtherKernels: parts that the kernel lacks are left out without an
+// error.
 func TestChooseOnOtherKernels(t *testing.T) {
 	v4, v6 := rules.IPv4, rules.IPv6
 	type counts = map[rules.Family]map[Backend]Count
@@ -183,7 +184,7 @@ func TestChooseOnOtherKernels(t *testing.T) {
 	}
 }
 
-// TestOpenWithoutIPv6: the family is left out, and says why.
+// TestOpenWithoutIPv6: the family is left out, and the log has the reason.
 func TestOpenWithoutIPv6(t *testing.T) {
 	for _, backend := range []Backend{NFT, Legacy} {
 		t.Run(string(backend), func(t *testing.T) {
@@ -212,7 +213,7 @@ func TestOpenWithoutIPv6(t *testing.T) {
 	}
 }
 
-// TestChooseUnknown: what cannot be read is an error, never "no evidence".
+// TestChooseUnknown: an unreadable backend is an error, never "no evidence".
 func TestChooseUnknown(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		for _, family := range rules.Families() {
@@ -239,7 +240,7 @@ func chooseUnprivileged(t *testing.T, family rules.Family) (Evidence, error) {
 	})
 }
 
-// TestDecide: the weights, without a kernel.
+// TestDecide tests the weights without a kernel.
 func TestDecide(t *testing.T) {
 	hinted := func(n int) Count { return Count{Rules: n, Hint: true} }
 	plain := func(n int) Count { return Count{Rules: n} }
@@ -270,7 +271,8 @@ func TestDecide(t *testing.T) {
 		{"neither", plain(0), plain(0), NFT, false, "iptables' tables hold no rules, and nft is the default"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			// However rules and hints are spread over the families.
+			// The result must not depend on how rules and hints are spread over
+			// the families.
 			for _, counts := range []map[rules.Family]map[Backend]Count{
 				{rules.IPv4: {NFT: c.nft, Legacy: c.legacy}},
 				{rules.IPv4: {NFT: c.nft}, rules.IPv6: {Legacy: c.legacy}},
@@ -290,8 +292,7 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// TestForce: a backend that was asked for stands, and the evidence is shown.
-// TestPrefer: what was guarded before counts where nothing else does.
+// TestPrefer: the backend that was guarded before counts only without evidence.
 func TestPrefer(t *testing.T) {
 	rules4 := map[rules.Family]map[Backend]Count{rules.IPv4: {NFT: {Rules: 1}, Legacy: {}}}
 	for _, test := range []struct {
@@ -309,6 +310,7 @@ func TestPrefer(t *testing.T) {
 	}
 }
 
+// TestForce: a backend that was asked for is taken, and the evidence is shown.
 func TestForce(t *testing.T) {
 	evidence := func(nft, legacy int) Evidence {
 		e := Evidence{Counts: map[rules.Family]map[Backend]Count{rules.IPv4: {NFT: {Rules: nft}, Legacy: {Rules: legacy}}}}
@@ -350,8 +352,9 @@ func TestEvidenceJSON(t *testing.T) {
 	}
 }
 
-// TestChooseBesideABusyWriter: a list of chains that is taken while another process
-// commits may leave some out, but no hint and no table is overlooked.
+// TestChooseBesideABusyWriter: another process commits while the chains are
+// listed, so the list may be incomplete. Choose must overlook no hint and no
+// table.
 func TestChooseBesideABusyWriter(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-nft", "nft")
@@ -360,14 +363,14 @@ func TestChooseBesideABusyWriter(t *testing.T) {
 			fmt.Fprintf(&add, "add chain ip first c%d\n", i)
 			fmt.Fprintf(&remove, "delete chain ip first c%d\n", i)
 		}
-		nstest.Command(t, "nft", "add", "table", "ip", "first") // the hint stands behind its chains
+		nstest.Command(t, "nft", "add", "table", "ip", "first") // the hint follows its chains
 		iptablesCommand(t, NFT, rules.IPv4, "-t mangle -N KUBE-IPTABLES-HINT")
 		nstest.Command(t, "sh", "-ec", strings.ReplaceAll(manyRules(NFT, 5), "PRE", "ip"))
 		writer := exec.CommandContext(t.Context(), "sh", "-c", `while :; do echo "$0" | nft -f - && echo "$1" | nft -f - || exit 1; done`, add.String(), remove.String())
 		if err := writer.Start(); err != nil {
 			t.Fatal(err)
 		}
-		defer func() { _ = writer.Process.Kill(); _ = writer.Wait() }() // it ends by nothing else
+		defer func() { _ = writer.Process.Kill(); _ = writer.Wait() }() // nothing else ends it
 		stamp, err := stampNFT()
 		if err != nil {
 			t.Fatal(err)

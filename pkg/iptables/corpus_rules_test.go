@@ -12,15 +12,17 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// corpus has each option of each match and target of iptables 1.8.9 to 1.8.11, inverted where that
-// can be, at its bounds, and with numbers that look like text. A line is the arguments of rules:
+// corpus has each option of each match and target of iptables 1.8.9 to 1.8.11.
+// Options are inverted if possible, at their bounds, and with numbers that look
+// like text. A line is the arguments of rules:
 //
 //	?!      with "!" and without
 //	(a|b)   each of these
 //	{u32}   a random value, see corpusValues
 //
-// A line begins with "4" or "6" if it is for one family, and with "-t TABLE" if not for filter.
-// What this machine's iptables or kernel does not take is left out by the test.
+// A line begins with "4" or "6" if it is for one family, and with "-t TABLE" if
+// not for filter. The test leaves out rules that this machine's iptables or
+// kernel refuses.
 const corpus = `
 # Options that belong to no extension.
 ?! -s ({ip}|{net}) -j ACCEPT
@@ -327,8 +329,8 @@ func corpusRules(r *rand.Rand, family rules.Family) map[rules.TableName][]string
 	return found
 }
 
-// spread writes out the (a|b) of a line, which may be nested, so that each alternative is in one
-// rule at least, next to different ones.
+// spread expands the (a|b) of a line, which may be nested. Each alternative is in
+// at least one rule, next to different ones.
 func spread(r *rand.Rand, line string) []string {
 	text, groups := cutGroups(line)
 	most, all := 1, 1
@@ -346,7 +348,8 @@ func spread(r *rand.Rand, line string) []string {
 		var out strings.Builder
 		for n, options := range parts {
 			out.WriteString(text[n])
-			// Two groups of as many would else always go together.
+			// Otherwise two groups of the same size would always use the same
+			// index.
 			out.WriteString(options[(i+i/len(options)*n)%len(options)])
 		}
 		lines = append(lines, out.String()+text[len(parts)])
@@ -440,7 +443,7 @@ func corpusValue(r *rand.Rand, family rules.Family, name string) string {
 		return strconv.Itoa(r.IntN(8))
 	case "u5":
 		return strconv.Itoa(r.IntN(32))
-	case "u31", "lo31", "hi31": // no name of a user
+	case "u31", "lo31", "hi31": // not a user's name
 		return fmt.Sprint(number(4, name[0]))
 	case "u8", "lo8", "hi8", "u16", "lo16", "hi16", "u24", "u32", "lo32", "hi32", "u64", "lo64", "hi64":
 		bits, _ := strconv.Atoi(strings.TrimLeft(name, "ulohi"))
@@ -483,7 +486,7 @@ func corpusValue(r *rand.Rand, family rules.Family, name string) string {
 	panic("no value " + name)
 }
 
-// A way is how rules are written back.
+// A way is a method of writing rules back.
 type way string
 
 const (

@@ -19,10 +19,11 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// Each rule of each match and target that the kernel takes comes back from a flush with the same
-// bytes, or is named when it is learned. CANARYD_CORPUS says how many times each line of the corpus
-// is drawn. On nft a table without rules that name ipsets is written by its bytes, and one with
-// them as text.
+// TestEachExtensionComesBack: a flush takes each rule of each match and target
+// that the kernel accepts. It must come back with the same bytes, or be named
+// when canaryd learns it. CANARYD_CORPUS says how many times each line of the
+// corpus is drawn. On nft a table is written by its bytes if no rule names an
+// ipset, otherwise as text.
 func TestEachExtensionComesBack(t *testing.T) {
 	seed, draws := iptables.DirectSeed(t), 1
 	if text := os.Getenv("CANARYD_CORPUS"); text != "" {
@@ -51,13 +52,14 @@ func TestEachExtensionComesBack(t *testing.T) {
 	})
 }
 
-// namesANumber reports whether a rule's bytes hold a number of the kernel's, or a program.
+// namesANumber reports whether a rule's bytes contain a number of the kernel's,
+// or a program.
 func namesANumber(args string) bool {
 	return regexp.MustCompile(`-m (set|bpf)|-j SET`).MatchString(args)
 }
 
-// flushAndHeal loads rules, flushes them and puts them back, and compares. It returns which are
-// refused, by table and rule.
+// flushAndHeal loads rules, flushes them, puts them back, and compares. It
+// returns the refused rules, by table and rule.
 func flushAndHeal(t *testing.T, as way, family rules.Family, all map[rules.TableName][]string) map[string]error {
 	t.Helper()
 	s := corpusStage{backend: iptables.NFT, way: as, family: family, rules: map[iptables.Place]string{}, refused: map[string]error{}}
@@ -108,14 +110,14 @@ func (s *corpusStage) flush(t *testing.T) {
 	nstest.CommandInput(t, empty.String(), iptables.Program(s.backend, s.family, "-restore"), "-w", "5")
 }
 
-// restore feeds lines to iptables-restore, and returns why it refuses them.
+// restore feeds lines to iptables-restore, and returns the reason of a refusal.
 func (s *corpusStage) restore(t *testing.T, text string) error {
 	t.Helper()
 	_, err := iptables.TryTool(t, text, iptables.Program(s.backend, s.family, "-restore"), "--noflush", "-w", "5")
 	return err
 }
 
-// loadSome writes rules by one restore, without those that are refused.
+// loadSome writes rules by one restore, without refused ones.
 func (s *corpusStage) loadSome(t *testing.T, table rules.TableName, some []string) {
 	t.Helper()
 	for len(some) > 0 {
@@ -130,14 +132,14 @@ func (s *corpusStage) loadSome(t *testing.T, table rules.TableName, some []strin
 		}
 		err := s.restore(t, fmt.Sprintf("*%s\n%s%sCOMMIT\n", table, &declared, &added))
 		refused := map[int]error{}
-		for _, line := range iptables.NamedLines(err) { // none without an error
+		for _, line := range iptables.NamedLines(err) { // none if there is no error
 			if i := line - 1 - len(some); i >= 0 && i < len(some) {
 				refused[i] = err
 			}
 		}
 		if err != nil && len(some) == 1 {
 			refused[0] = err
-		} else if err != nil && len(refused) == 0 { // the kernel refuses one, and iptables-legacy does not say which
+		} else if err != nil && len(refused) == 0 { // iptables-legacy does not name the refused rule
 			s.loadSome(t, table, some[:len(some)/2])
 			some = some[len(some)/2:]
 			continue
@@ -162,7 +164,8 @@ func lastLine(err error) string {
 	return lines[len(lines)-1]
 }
 
-// flushAndHeal learns what stands, flushes it, puts it back, and compares bytes.
+// flushAndHeal learns the present rules, flushes them, puts them back, and
+// compares bytes.
 func (s *corpusStage) flushAndHeal(t *testing.T) {
 	t.Helper()
 	ctx := t.Context()
@@ -225,8 +228,8 @@ func (s *corpusStage) flushAndHeal(t *testing.T) {
 	}
 }
 
-// read reads under guard what stands. On legacy so many texts are tried in one read; the others in
-// the next.
+// read reads the present rules under guard. On legacy one read tries only so many
+// texts; the next read tries others.
 func (s *corpusStage) read(t *testing.T, k *iptables.Kernel) iptables.Snapshot {
 	t.Helper()
 	var untried []string
@@ -253,7 +256,7 @@ func (s *corpusStage) read(t *testing.T, k *iptables.Kernel) iptables.Snapshot {
 	return iptables.Snapshot{}
 }
 
-// bytesApart says where two rules differ.
+// bytesApart shows the first difference of two rules.
 func bytesApart(a, b string) string {
 	text := fmt.Sprintf("\n%d and %d bytes", len(a), len(b))
 	for i := range min(len(a), len(b)) {

@@ -26,8 +26,8 @@ func bigPayload(n int) string {
 	return b.String()
 }
 
-// TestCosts prints what the cheap questions cost next to 20,000 rules:
-// go test -tags measure -run TestCosts -v. It judges nothing.
+// TestCosts prints the costs of the cheap questions next to 20,000 rules: go test
+// -tags measure -run TestCosts -v. It checks nothing.
 func TestCosts(t *testing.T) {
 	for _, backend := range []Backend{NFT, Legacy} {
 		t.Run(string(backend), func(t *testing.T) {

@@ -7,8 +7,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// The kernel does not write every byte of what GET_ENTRIES returns. Tables of
-// different sizes read into one buffer must not colour each other's digest.
+// The kernel does not write every byte of GET_ENTRIES' answer. Tables of
+// different sizes read into one buffer must not change each other's digest.
 func TestLegacyDigestOfReusedBuffer(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-legacy-restore")

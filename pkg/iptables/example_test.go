@@ -11,8 +11,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// Open the kernel and read what it holds. This example needs root, so it is compiled and not
-// run.
+// Open the kernel and read its tables. This example needs root, so it is compiled
+// and not run.
 func ExampleOpen() {
 	ctx := context.Background()
 	kernel, err := iptables.Open(ctx, iptables.Config{})
@@ -24,7 +24,7 @@ func ExampleOpen() {
 	fmt.Println(info.Backend, info.Version, "because", info.Reason)
 	for _, family := range kernel.Families() {
 		snapshot, err := kernel.Read(ctx, family)
-		if err != nil { // unknown, and not empty
+		if err != nil { // unknown, not empty
 			panic(err)
 		}
 		for name, table := range snapshot.Tables {
@@ -36,8 +36,8 @@ func ExampleOpen() {
 	}
 }
 
-// What a session writes rests on what it read. When another process writes in between, the
-// write is stale and nothing of it is done; after another read it goes through.
+// A session's write depends on its read. If another process writes in between,
+// the write is stale and changes nothing. After another read it succeeds.
 func ExampleSession() {
 	ctx := context.Background()
 	kernel := iptablestest.NewFake(iptables.NFT, rules.IPv4) // an *iptables.Kernel works alike
@@ -80,7 +80,8 @@ func ExampleSession() {
 	// COMMIT
 }
 
-// A stamp is the cheapest look, a probe asks for a few chains. Neither reads a rule.
+// A stamp is the cheapest look, and a probe looks at a few chains. Neither reads
+// a rule.
 func ExampleKernel_Probe() {
 	ctx := context.Background()
 	kernel := iptablestest.NewFake(iptables.NFT, rules.IPv4) // an *iptables.Kernel works alike

@@ -13,9 +13,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// An endless text is never read to its end by any child.
+// No child ever reads an endless text to its end.
 type endless struct {
-	ended chan error // gets what ended the writing
+	ended chan error // gets the error that ended the writing
 }
 
 func (e endless) WriteTo(out io.Writer) (int64, error) {
@@ -31,8 +31,8 @@ func (e endless) WriteTo(out io.Writer) (int64, error) {
 	}
 }
 
-// However a child ends before it has read everything, run returns with its exit
-// code, and no process goes on writing.
+// A child ends before it has read everything. In each case run returns its exit
+// code, and no process continues to write.
 func TestAChildThatDoesNotReadToTheEnd(t *testing.T) {
 	sh := lookUp("sh")
 	for _, c := range []struct {
@@ -69,7 +69,7 @@ func TestAChildThatDoesNotReadToTheEnd(t *testing.T) {
 	}
 }
 
-// A text that cannot be produced is reported, whatever the child makes of its half.
+// A text whose producer fails is reported, even if the child accepts its half.
 func TestATextThatBreaksOff(t *testing.T) {
 	broken := errors.New("broken off")
 	text, w := io.Pipe()
@@ -87,7 +87,7 @@ type readAll struct{ io.Reader }
 
 func (r readAll) WriteTo(out io.Writer) (int64, error) { return io.Copy(out, r.Reader) }
 
-// iptables-restore gives up at a bad line in the middle of a long text.
+// iptables-restore stops at a bad line in the middle of a long text.
 func TestARestoreThatIsRefusedHalfWay(t *testing.T) {
 	onBoth(t, func(t *testing.T, backend Backend, family rules.Family) {
 		k := openKernel(t, Config{Backend: backend})
@@ -107,7 +107,7 @@ func TestARestoreThatIsRefusedHalfWay(t *testing.T) {
 		if !errors.As(written.Err, &refused) || refused.Reason != ReasonParse || refused.Line != 103 {
 			t.Errorf("error is %v, want the refusal of line 103", written.Err)
 		}
-		for runtime.NumGoroutine() > before { // those that wrote have ended, or end now
+		for runtime.NumGoroutine() > before { // the writing goroutines have ended, or end now
 			runtime.Gosched()
 		}
 	})
@@ -153,7 +153,7 @@ func TestShelf(t *testing.T) {
 	}
 }
 
-// Two reads of what did not change hand out the same memory, over a flush too.
+// Two reads of unchanged content return the same memory, even after a flush.
 func TestReadsShareWhatDidNotChange(t *testing.T) {
 	onBoth(t, func(t *testing.T, backend Backend, family rules.Family) {
 		k := openKernel(t, Config{Backend: backend, Families: []rules.Family{family}})

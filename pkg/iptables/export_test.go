@@ -9,7 +9,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// What tests outside of this package, which may import pkg/reload, share with those in it.
+// These names are for tests outside of this package, which may import pkg/reload.
 var (
 	OnBoth     = onBoth
 	OpenKernel = openKernel
@@ -19,8 +19,8 @@ var (
 	NamedLines = namedLines
 )
 
-// RuleBytes returns the bytes of each rule of these chains, in their order, without counters, and
-// on legacy without what the kernel alone uses.
+// RuleBytes returns the bytes of each rule of these chains, in their order,
+// without counters, and on legacy without the kernel's private bytes.
 func RuleBytes(t *testing.T, backend Backend, family rules.Family, tables rules.Ruleset) map[Place][]string {
 	t.Helper()
 	found := map[Place][]string{}
@@ -70,7 +70,8 @@ func RuleBytes(t *testing.T, backend Backend, family rules.Family, tables rules.
 	return found
 }
 
-// maskWideOfNFT clears the ends of wide addresses in a rule of IPv4, as the walk of x_tables does.
+// maskWideOfNFT clears the unused ends of wide addresses in a rule of IPv4, as
+// the walk of x_tables does.
 func maskWideOfNFT(t *testing.T, rule nft.Rule) {
 	t.Helper()
 	err := rule.Each(func(e nft.Expression) error {

@@ -8,8 +8,8 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 )
 
-// Every extension that iptables has here is known. One that is not is taken for another project's,
-// whose bytes may hold any text.
+// canaryd must know every extension that iptables has here. It takes an unknown
+// extension for another project's, whose bytes may contain any text.
 func TestEachExtensionIsKnown(t *testing.T) {
 	var files []string
 	for _, pattern := range []string{"/usr/lib/*/xtables/lib*.so", "/usr/lib*/xtables/lib*.so"} {

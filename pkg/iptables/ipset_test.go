@@ -87,8 +87,8 @@ func ipset(t *testing.T, args ...string) string {
 	return string(out)
 }
 
-// TestSetsOnTheKernel: sets come back as they were, those that stand are never
-// touched, and half of a set is never seen.
+// TestSetsOnTheKernel: restored sets have the same contents. Existing sets are
+// never touched, and no reader ever sees half of a set.
 func TestSetsOnTheKernel(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "ipset")

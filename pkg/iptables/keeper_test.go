@@ -48,8 +48,9 @@ func wantKeeperTables(t *testing.T, want ...string) {
 	}
 }
 
-// TestKeeperTables: they come, also when asked for twice; no flusher can take them; each
-// goes when it is released, and all with the socket.
+// TestKeeperTables: Keep makes the tables, also when called twice, and no flusher
+// can delete them. Release deletes one table, and the end of the socket deletes
+// all.
 func TestKeeperTables(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
@@ -86,7 +87,7 @@ func TestKeeperTables(t *testing.T) {
 	})
 }
 
-// TestKeeperLooksLike: what `nft list table` shows of it.
+// TestKeeperLooksLike compares the output of `nft list table`.
 func TestKeeperLooksLike(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
@@ -94,7 +95,7 @@ func TestKeeperLooksLike(t *testing.T) {
 		defer k.Close()
 		mustKeep(t, &k, rules.IPv4, rules.IPv6)
 		for _, family := range []string{"ip", "ip6"} {
-			// Which priorities have names depends on the version of nft.
+			// The version of nft decides which priorities have names.
 			got := nstest.Command(t, "nft", "--numeric-priority", "list", "table", family, KeeperTable)
 			flags := "flags owner"
 			if versions.NamelessOwner.Here() {
@@ -113,8 +114,9 @@ func TestKeeperLooksLike(t *testing.T) {
 	})
 }
 
-// TestKeeperNameIsTaken: a table of that name is another process's, with an owner or
-// without; what stands of ours stays, and the next try succeeds once the name is free.
+// TestKeeperNameIsTaken: another process has a table of that name, with an owner
+// or without. Our existing tables stay, and the next try succeeds once the name
+// is free.
 func TestKeeperNameIsTaken(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
@@ -143,8 +145,8 @@ func TestKeeperNameIsTaken(t *testing.T) {
 	})
 }
 
-// TestKeeperCommitsAreOwn: a watcher separates them from those of others, and they are no
-// evidence for a backend.
+// TestKeeperCommitsAreOwn: a watcher distinguishes these commits from others',
+// and they are no evidence for a backend.
 func TestKeeperCommitsAreOwn(t *testing.T) {
 	for _, backend := range []Backend{NFT, Legacy} {
 		t.Run(string(backend), func(t *testing.T) {
@@ -185,7 +187,7 @@ func mustChoose(t *testing.T) Evidence {
 	return e
 }
 
-// TestKeeperRefusals: a refusal says what to do about it.
+// TestKeeperRefusals: an error about a refusal contains the remedy.
 func TestKeeperRefusals(t *testing.T) {
 	for _, c := range []struct {
 		about uint32
@@ -209,16 +211,16 @@ func TestKeeperRefusals(t *testing.T) {
 	}
 }
 
-// TestKeeperAfterTroubleOfTheSocket: an error of the socket's says nothing of the table. What
-// stands is known, and what does not is made at the next try.
+// TestKeeperAfterTroubleOfTheSocket: an error of the socket says nothing about
+// the table. The next Keep must recognise existing tables, and make missing ones.
 func TestKeeperAfterTroubleOfTheSocket(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
 		var k Keeper
 		defer k.Close()
 		mustKeep(t, &k, rules.IPv4)
-		// The least room there is, and more complaints than it holds: the next thing
-		// that is received is ENOBUFS.
+		// The buffer is the smallest possible, and gets more complaints than it
+		// holds. So the next receive returns ENOBUFS.
 		if err := unix.SetsockoptInt(k.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 1); err != nil {
 			t.Fatal(err)
 		}

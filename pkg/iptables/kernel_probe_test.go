@@ -11,8 +11,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestUrgent: the stamp names the table that was flushed, be it small or large,
-// and a probeOnly of it says nothing about the others.
+// TestUrgent: the stamp names the flushed table, be it small or large. A
+// probeOnly of that table says nothing about the others.
 func TestUrgent(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		k := openKernel(t, Config{Backend: Legacy})
@@ -36,9 +36,9 @@ func TestUrgent(t *testing.T) {
 		}
 		want("-t filter -A INPUT -j ACCEPT", rules.Filter)
 		want("-t nat -A LARGE -j RETURN")
-		want("-t nat -R LARGE 1 -j RETURN") // of no shape that differs
+		want("-t nat -R LARGE 1 -j RETURN") // no shape differs
 		want("-t nat -F LARGE", rules.Nat)
-		want("-t mangle -S", rules.Mangle) // which creates it
+		want("-t mangle -S", rules.Mangle) // this creates mangle
 
 		place, other := Place{Table: rules.Filter, Chain: canary}, Place{Table: rules.Security, Chain: canary}
 		got, err := k.ProbeOnly(t.Context(), family, []Place{place, other})

@@ -80,7 +80,7 @@ func TestDigestSeesWhatTheStampMisses(t *testing.T) {
 		iptablesCommand(t, backend, family, "-t filter -A OUTPUT -j X")
 		stamp, probed := mustStamp(t, k, family), mustProbe(t, k, family)
 
-		// Traffic moves counters and nothing else.
+		// Traffic changes nothing but counters.
 		if again := mustProbe(t, k, family); again.Digest != probed.Digest {
 			t.Errorf("the digest moved from %#x to %#x though nobody wrote", probed.Digest, again.Digest)
 		}
@@ -136,7 +136,8 @@ func TestRead(t *testing.T) {
 	})
 }
 
-// One native rule makes iptables-nft-save leave out the whole table. It costs itself.
+// One native rule makes iptables-nft-save leave out the whole table. For canaryd
+// only that rule is opaque.
 func TestReadNativeRuleIsOpaque(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-nft", "nft")
@@ -174,8 +175,8 @@ func TestReadNativeRuleIsOpaque(t *testing.T) {
 	})
 }
 
-// A save that is silent about a table that exists: a stand-in prints nothing. On legacy the
-// kernel says that it stands.
+// A stand-in for iptables-save prints nothing of an existing table. On legacy the
+// kernel says that the table exists.
 func TestASilentSaveDeletesNoTable(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, program(Legacy, rules.IPv4, ""))
@@ -194,8 +195,8 @@ func TestASilentSaveDeletesNoTable(t *testing.T) {
 	})
 }
 
-// failures are what a stand-in for iptables-save, or for iptables when it
-// prints chains, can do wrong.
+// failures are possible failures of a stand-in for iptables-save, or for iptables
+// when it prints chains.
 var failures = []struct{ name, script, want string }{
 	{"exit code", "echo oh dear >&2; exit 3", "stand-in, exit 3: oh dear"},
 	{"privileges", "echo 'Could not fetch rule set generation id: Permission denied (you must be root)' >&2; exit 4",
@@ -209,7 +210,7 @@ func TestReadFailures(t *testing.T) {
 			nstest.Run(t, func(t *testing.T) {
 				nstest.NeedProgram(t, program(Legacy, rules.IPv4, ""))
 				k := openKernel(t, Config{Backend: Legacy})
-				iptablesCommand(t, Legacy, rules.IPv4, "-t nat -A OUTPUT -p tcp -j RETURN") // of which the text must be asked
+				iptablesCommand(t, Legacy, rules.IPv4, "-t nat -A OUTPUT -p tcp -j RETURN") // iptables must print its text
 				if c.name == "hangs" {
 					k.cfg.ReadTimeout = 200 * time.Millisecond
 				}

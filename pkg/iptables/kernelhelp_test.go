@@ -34,7 +34,8 @@ func program(backend Backend, family rules.Family, suffix string) string {
 	return familyPrefix(family) + "tables-" + string(backend) + suffix
 }
 
-// command line, such as "-t nat -N X", by another program than the Kernel.
+// iptablesCommand executes a command line, such as "-t nat -N X", in another
+// program than the Kernel.
 func iptablesCommand(t *testing.T, backend Backend, family rules.Family, line string) {
 	t.Helper()
 	nstest.Command(t, program(backend, family, ""), append([]string{"-w", "5"}, strings.Fields(line)...)...)

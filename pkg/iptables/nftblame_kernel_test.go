@@ -11,8 +11,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A rule that the kernel refuses in its place costs no other rule: neither a rule of the same
-// table that has only bytes, nor the same rule in another chain.
+// The kernel refuses a rule in its place. All other rules are written: also a
+// rule of the same table that has only bytes, and the same rule in another chain.
 func TestARuleThatIsRefusedInItsPlaceCostsNoOther(t *testing.T) {
 	const refused = "-m owner --uid-owner 0"
 	for _, test := range []struct {
@@ -45,7 +45,7 @@ func TestARuleThatIsRefusedInItsPlaceCostsNoOther(t *testing.T) {
 				run(test.learned...)
 				n := &refusingNode{counter: &counter{Kernel: iptables.OpenKernel(t, iptables.Config{Backend: iptables.NFT})}}
 				n.learn(t)
-				for range 2 { // the second time, the rule is in quarantine
+				for range 2 { // the second time, the rule is quarantined
 					run("-F", "-X", "-N P-MINE", "-A INPUT -j P-MINE")
 					result, err := n.replayer.Heal(t.Context(), n.job)
 					if err != nil {

@@ -26,7 +26,7 @@ func chainBytes(t *testing.T, conn *nft.Conn, family rules.Family, table, chain 
 	return list
 }
 
-// replayOf returns the script that makes a user's chain of these rules.
+// replayOf returns the script that makes a user's chain with these rules.
 func replayOf(table rules.TableName, chain string, list []rules.Rule) Script {
 	script := Script{Table: table, Declare: []string{chain}}
 	for _, r := range list {
@@ -35,7 +35,7 @@ func replayOf(table rules.TableName, chain string, list []rules.Rule) Script {
 	return script
 }
 
-// restoreAll writes scripts in one guarded session and returns what was written.
+// restoreAll writes scripts in one guarded session and returns its result.
 func restoreAll(t *testing.T, k *Kernel, family rules.Family, scripts ...Script) Written {
 	t.Helper()
 	s := begin(t, k)
@@ -47,8 +47,9 @@ func restoreAll(t *testing.T, k *Kernel, family rules.Family, scripts ...Script)
 	return w
 }
 
-// Rules without a text come back byte for byte, each in its place among those that have one. While
-// their ipsets stand, these have the same numbers.
+// Rules without a text come back byte for byte, each in its place among rules
+// that have a text. While their ipsets exist, the numbers in these rules stay the
+// same.
 func TestOddRulesComeBackByteForByte(t *testing.T) {
 	onNFT(t, func(t *testing.T, family rules.Family) {
 		conn := dialTest(t)
@@ -92,8 +93,8 @@ func TestOddRulesComeBackByteForByte(t *testing.T) {
 	})
 }
 
-// Two rules that iptables prints in the same words, and that match other packets, come back each as
-// itself.
+// iptables prints two rules in the same words, although they match different
+// packets. The replay gives each its own bytes.
 func TestRulesInTheSameWordsComeBackEachAsItself(t *testing.T) {
 	onNFT(t, func(t *testing.T, family rules.Family) {
 		conn := dialTest(t)
@@ -116,8 +117,9 @@ func TestRulesInTheSameWordsComeBackEachAsItself(t *testing.T) {
 	})
 }
 
-// A process that never read the rules, as after a restart, writes those that have only bytes next
-// to those that have only a text, such as one that names an ipset. It leaves no chain of its own.
+// A process that never read the rules, as after a restart, writes rules of two
+// kinds next to each other. Some have only bytes, others only a text, such as a
+// rule that names an ipset. It leaves no chain of its own behind.
 func TestBytesAndTextsGoTogether(t *testing.T) {
 	onNFT(t, func(t *testing.T, family rules.Family) {
 		conn, inet := dialTest(t), map[rules.Family]string{rules.IPv4: "inet", rules.IPv6: "inet6"}[family]
@@ -155,7 +157,8 @@ func TestBytesAndTextsGoTogether(t *testing.T) {
 	})
 }
 
-// The loopback interface by its number, as nft writes it, comes back as it was.
+// nft writes the loopback interface by its number. The replay of such a rule does
+// not change it.
 func TestTheLoopbackByItsNumber(t *testing.T) {
 	onNFT(t, func(t *testing.T, family rules.Family) {
 		conn := dialTest(t)
@@ -182,8 +185,9 @@ func TestTheLoopbackByItsNumber(t *testing.T) {
 	})
 }
 
-// One native rule in a built-in chain has iptables print nothing of the chain. The jumps next to it
-// come back all the same, the first by its bytes alone.
+// Because of one native rule in a built-in chain iptables prints nothing of the
+// chain. The replay still restores the jumps next to it, the first by its bytes
+// alone.
 func TestJumpsNextToANativeRuleComeBack(t *testing.T) {
 	onNFT(t, func(t *testing.T, family rules.Family) {
 		conn := dialTest(t)

@@ -19,8 +19,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// directSeed is what random flushes and scripts are drawn from; CANARYD_SEED
-// gives another.
+// directSeed returns the seed of random flushes and scripts. CANARYD_SEED sets
+// another.
 func directSeed(t *testing.T) uint64 {
 	t.Helper()
 	text := os.Getenv("CANARYD_SEED")
@@ -67,8 +67,8 @@ func writeDirectly(t testing.TB, conn *nft.Conn, source rawSource, family rules.
 	return w.batch.Send()
 }
 
-// What was flushed comes back exactly: iptables-save prints what it printed
-// before, whatever was flushed and however.
+// After any flush the rules are restored exactly: iptables-save prints the same
+// as before.
 func TestADirectReplayBringsBackWhatWasFlushed(t *testing.T) {
 	seed := directSeed(t)
 	clusters := corpusTexts(t)
@@ -83,7 +83,7 @@ func TestADirectReplayBringsBackWhatWasFlushed(t *testing.T) {
 			flushRuleset(t)
 			_, err := tryTool(t, clusters[name].text, program(NFT, family, "-restore"))
 			if err != nil && !netns.Root() && strings.Contains(err.Error(), "Message too long") {
-				continue // iptables' own limit in a user namespace
+				continue // a limit of iptables in a user namespace
 			} else if err != nil {
 				t.Fatal(err)
 			}
@@ -108,7 +108,7 @@ func TestADirectReplayBringsBackWhatWasFlushed(t *testing.T) {
 	})
 }
 
-// flushRandomly loses rules in one of many ways, and says in which.
+// flushRandomly removes rules in one of many ways, and names the way.
 func flushRandomly(t *testing.T, r *rand.Rand, family rules.Family, set rules.Ruleset) string {
 	t.Helper()
 	tool, nft := program(NFT, family, ""), map[rules.Family]string{rules.IPv4: "ip", rules.IPv6: "ip6"}[family]
@@ -144,9 +144,9 @@ func flushRandomly(t *testing.T, r *rand.Rand, family rules.Family, set rules.Ru
 	}
 }
 
-// scriptsFor makes the scripts that turn seen, which has lost some of want,
-// into want: the user's chains again, and what lacks in built-in chains put
-// where it was by one command or another.
+// scriptsFor makes the scripts that turn seen, which lacks some rules of want,
+// into want. They make the user's chains again, and put the missing rules of
+// built-in chains into their old places by various commands.
 func scriptsFor(r *rand.Rand, want, seen rules.Ruleset) []Script {
 	var scripts []Script
 	for _, table := range slices.Sorted(maps.Keys(want)) {
@@ -170,12 +170,12 @@ func scriptsFor(r *rand.Rand, want, seen rules.Ruleset) []Script {
 	return scripts
 }
 
-// mend makes the steps that turn standing rules, a part of the chain's, into
-// all of them.
+// mend makes the steps that turn standing, a part of the chain's rules, into all
+// of them.
 func mend(r *rand.Rand, chain rules.Chain, standing []rules.Rule) []Step {
 	var steps []Step
 	standing = slices.Clone(standing)
-	for len(standing) > 0 && r.IntN(3) == 0 { // some go and come back
+	for len(standing) > 0 && r.IntN(3) == 0 { // some are deleted and added again
 		i := r.IntN(len(standing))
 		first := slices.IndexFunc(standing, func(s rules.Rule) bool { return s.Spec == standing[i].Spec })
 		step := Step{Verb: Delete, Chain: chain.Name, Rule: standing[i]}

@@ -18,9 +18,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// Whatever a script does to whatever stands: iptables-restore and the direct
-// path leave the same behind, and where iptables-restore fails the direct path
-// writes nothing.
+// For random tables and scripts, iptables-restore and the direct path have the
+// same result. If iptables-restore fails, the direct path writes nothing.
 func TestTheDirectPathDoesWhatTheTextPathDoes(t *testing.T) {
 	seed := directSeed(t)
 	onNFT(t, func(t *testing.T, family rules.Family) {
@@ -69,7 +68,7 @@ type dice struct {
 	family rules.Family
 	table  rules.TableName
 	load   func(text string) // replaces everything
-	take   string            // the program that takes a text
+	take   string            // the program that reads a text
 	pool   []rules.Rule      // for any chain of the user's
 	plain  []rules.Rule      // for any chain
 }
@@ -79,7 +78,7 @@ var (
 	plainJumps = []string{"", "ACCEPT", "RETURN", "DROP"}
 )
 
-// newDice draws the rules of which states and scripts are made.
+// newDice draws the rules for states and scripts.
 func newDice(t *testing.T, r *rand.Rand, conn *nft.Conn, family rules.Family, table rules.TableName) (*dice, learned) {
 	take, source := program(NFT, family, "-restore"), learned{}
 	load := func(text string) {
@@ -94,7 +93,7 @@ func newDice(t *testing.T, r *rand.Rand, conn *nft.Conn, family rules.Family, ta
 	return d, source
 }
 
-// draw draws the pool. read returns what stands.
+// draw draws the pool. read returns the present rules.
 func (d *dice) draw(read func() rules.Ruleset) {
 	text := fmt.Sprintf("*%s\n:X - [0:0]\n:Y - [0:0]\n:Z - [0:0]\n", d.table)
 	for range 150 {
@@ -109,7 +108,7 @@ func (d *dice) draw(read func() rules.Ruleset) {
 	}
 }
 
-// chain draws a chain, one that is built in now and then.
+// chain draws a chain, now and then a built-in one.
 func (d *dice) chain() string {
 	if d.r.IntN(3) == 0 {
 		builtin := rules.BuiltinChains(d.table)
@@ -118,8 +117,8 @@ func (d *dice) chain() string {
 	return diceChains[d.r.IntN(len(diceChains))]
 }
 
-// rule draws a rule that may stand in the chain: only X has rules that jump to
-// chains or that the kernel allows at some hooks only, and nothing jumps to X.
+// rule draws a rule that is valid in the chain. Only X has jumps to chains, and
+// rules that the kernel allows at some hooks only. No rule jumps to X.
 func (d *dice) rule(chain string) rules.Rule {
 	from := d.plain
 	if chain == "X" {
@@ -128,8 +127,8 @@ func (d *dice) rule(chain string) rules.Rule {
 	return from[d.r.IntN(len(from))]
 }
 
-// state draws what stands, and loads it. A match that the kernel does not
-// allow in a built-in chain is not there.
+// state draws a table and loads it. It contains no match that the kernel forbids
+// in a built-in chain.
 func (d *dice) state() string {
 	for {
 		text := d.stateText()
@@ -142,7 +141,7 @@ func (d *dice) state() string {
 
 func (d *dice) stateText() string {
 	if d.r.IntN(10) == 0 {
-		return "" // not even the table
+		return "" // not even the table exists
 	}
 	text, content := fmt.Sprintf("*%s\n", d.table), ""
 	standing := map[string]bool{}
@@ -164,7 +163,7 @@ func (d *dice) stateText() string {
 	return text + content + "COMMIT\n"
 }
 
-// script draws what to do.
+// script draws a script.
 func (d *dice) script() Script {
 	s := Script{Table: d.table}
 	for _, chain := range diceChains {
@@ -185,8 +184,8 @@ func (d *dice) script() Script {
 			step.Index = d.r.IntN(3)
 		}
 		// iptables-nft-restore 1.8.9 counts and finds rules that a declaration
-		// has deleted, and puts a rule to the top whose place depends on one
-		// that the same restore brings. Nothing needs the direct path to.
+		// has deleted. It also puts a rule at the top if its place depends on
+		// another rule of the same restore. The direct path need not do either.
 		declared := slices.Contains(s.Declare, step.Chain)
 		touched := declared || slices.ContainsFunc(s.Steps, func(s Step) bool { return s.Chain == step.Chain })
 		if step.Verb == Insert && step.Index > 1 && touched || step.Verb == Delete && declared {

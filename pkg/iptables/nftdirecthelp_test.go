@@ -21,8 +21,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// learned is a rawSource that knows what stands in the kernel: the i-th raw
-// rule of a chain is the i-th line that iptables-save prints of it.
+// learned is a rawSource for the kernel's present rules: the i-th raw rule of a
+// chain belongs to the i-th line of iptables-save.
 type learned map[rules.Family]map[rules.Key]nft.Rule
 
 func (l learned) raw(family rules.Family, rule rules.Rule, _ []byte) (nft.Rule, bool) {
@@ -30,13 +30,13 @@ func (l learned) raw(family rules.Family, rule rules.Rule, _ []byte) (nft.Rule, 
 	return r, ok
 }
 
-// learn adds what a family holds now.
+// learn adds a family's present rules.
 func (l learned) learn(t testing.TB, conn *nft.Conn, family rules.Family) rules.Ruleset {
 	t.Helper()
 	return l.learnSaved(t, conn, family, saveNFT(t, family))
 }
 
-// learnSaved is learn where saveNFT printed that.
+// learnSaved is learn with saveNFT's output.
 func (l learned) learnSaved(t testing.TB, conn *nft.Conn, family rules.Family, saved string) rules.Ruleset {
 	t.Helper()
 	set, unreadable, err := rules.Parse(strings.NewReader(saved))
@@ -70,14 +70,14 @@ var (
 	commentPattern = regexp.MustCompile(`(?m)^#.*\n`)
 )
 
-// saveNFT returns what iptables-nft-save prints, without time and counters.
+// saveNFT returns the output of iptables-nft-save, without time and counters.
 func saveNFT(t testing.TB, family rules.Family) string {
 	t.Helper()
 	text := runTool(t, "", program(NFT, family, "-save"))
 	return counterPattern.ReplaceAllString(commentPattern.ReplaceAllString(text, ""), "[0:0]")
 }
 
-// runTool is nstest.Command for benchmarks, too.
+// runTool is nstest.Command, but also for benchmarks.
 func runTool(t testing.TB, input, name string, args ...string) string {
 	t.Helper()
 	text, err := tryTool(t, input, name, args...)
@@ -100,7 +100,8 @@ func tryTool(t testing.TB, input, name string, args ...string) (string, error) {
 
 var namedLine = regexp.MustCompile(`[Ll]ine:? (\d+)`)
 
-// namedLines returns the numbers of the lines that iptables-restore blames, from 0 on.
+// namedLines returns the numbers of the lines that iptables-restore names as
+// wrong, from 0 on.
 func namedLines(err error) (lines []int) {
 	if err == nil {
 		return nil
@@ -113,15 +114,15 @@ func namedLines(err error) (lines []int) {
 	return lines
 }
 
-// restoreEach feeds pieces of a script to iptables-restore, each as a transaction of its own, and
-// returns why it refuses some of them. The program ends at the first that it refuses; the next one
-// goes on behind it.
+// restoreEach feeds pieces of a script to iptables-restore, each as a transaction
+// of its own. It returns the refused pieces with the reasons. The program ends at
+// the first refused piece, and the next call continues after it.
 func restoreEach(t testing.TB, restore string, table rules.TableName, pieces []string) map[int]error {
 	t.Helper()
 	refused := map[int]error{}
 	for next := 0; next < len(pieces); {
 		var text strings.Builder
-		var ends []int // the first line behind each piece
+		var ends []int // the first line after each piece
 		for _, piece := range pieces[next:] {
 			fmt.Fprintf(&text, "*%s\n%sCOMMIT\n", table, piece)
 			ends = append(ends, strings.Count(piece, "\n")+2)
@@ -144,8 +145,8 @@ func restoreEach(t testing.TB, restore string, table rules.TableName, pieces []s
 	return refused
 }
 
-// A clusterText is what kube-proxy wrote for one of the 40 clusters of the
-// generator's test data.
+// A clusterText is the rules that kube-proxy wrote for a cluster. The generator's
+// test data has 40 clusters.
 type clusterText struct {
 	family rules.Family
 	text   string

@@ -10,8 +10,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// earlierRules have matches that pkg/ruleset spells, and an ipset, whose number is another one
-// after the flush. The last rule of KUBE-A it does not spell.
+// earlierRules have matches that pkg/ruleset spells, and an ipset, whose number
+// changes after the flush. pkg/ruleset does not spell the last rule of KUBE-A.
 const earlierRules = `*filter
 :KUBE-A - [0:0]
 -A KUBE-A -s 10.0.0.0/8 -m comment --comment "it's a \"comment\"" -j ACCEPT
@@ -24,9 +24,9 @@ const earlierRules = `*filter
 COMMIT
 `
 
-// TestRulesOfBeforeAreWrittenByTheirBytes: a Kernel that never met a rule writes it by the bytes
-// that an earlier Kernel kept, or by the rule's own, and reads it back as the same.
-// Without them iptables-restore says which bytes a text has.
+// TestRulesOfBeforeAreWrittenByTheirBytes: a Kernel that never met a rule writes
+// it by an earlier Kernel's bytes, or by the rule's own, and reads the same rule.
+// Without them iptables-restore translates a text to bytes.
 func TestRulesOfBeforeAreWrittenByTheirBytes(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-nft")
@@ -88,7 +88,7 @@ func TestRulesOfBeforeAreWrittenByTheirBytes(t *testing.T) {
 	})
 }
 
-// earlierOf returns rules of one family as they were kept.
+// earlierOf returns the kept rules of one family.
 func earlierOf(family rules.Family, kept []RawRule) Earlier {
 	return func(f rules.Family, add func(RawRule)) {
 		for _, raw := range kept {
@@ -99,8 +99,9 @@ func earlierOf(family rules.Family, kept []RawRule) Earlier {
 	}
 }
 
-// The first read shows a text that canaryd cannot spell if an earlier Kernel kept its bytes: other
-// words would be another rule. Bytes that go elsewhere than the text are not its own.
+// The first read shows a text that canaryd cannot spell, if an earlier Kernel
+// kept its bytes. Other words would be another rule. A kept text does not count
+// if its bytes have another target.
 func TestTheFirstReadShowsTheTextOfBefore(t *testing.T) {
 	onNFT(t, func(t *testing.T, family rules.Family) {
 		written := rules.Rule{Spec: "-p tcp -m cpu --cpu 0 -j ACCEPT", Target: "ACCEPT"}

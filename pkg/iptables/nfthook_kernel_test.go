@@ -50,8 +50,9 @@ func jumpsOf(t *testing.T, text string) Script {
 	return s
 }
 
-// TestAChainOfAnotherPriority: an nftables.conf declares iptables' chains with priorities of its
-// own. What canaryd writes there is what it reads there, so that no try writes it again.
+// TestAChainOfAnotherPriority: an nftables.conf declares iptables' chains with
+// priorities of its own. canaryd reads the rules that it writes there, so it does
+// not write them again.
 func TestAChainOfAnotherPriority(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-nft", "nft")
@@ -77,14 +78,15 @@ func TestAChainOfAnotherPriority(t *testing.T) {
 			t.Errorf("what was written is read otherwise (-want +got):\n%s", diff)
 		}
 
-		// A Kernel that never met these rules elsewhere decodes them: iptables prints nothing of
-		// such a chain.
+		// A Kernel that never met these rules elsewhere decodes them, because
+		// iptables prints nothing of such a chain.
 		fresh := mustRead(t, openKernel(t, Config{Backend: NFT}), rules.IPv4).Tables[rules.Nat]
 		if diff := cmp.Diff(whole.Chains, fresh.Chains, cmpopts.EquateEmpty()); diff != "" {
 			t.Errorf("what another Kernel reads (-want +got):\n%s", diff)
 		}
 
-		// Text is never written there: what cannot be read back cannot be proved.
+		// Text is never written there, because it could not be read back and
+		// proved.
 		s2 := begin(t, openKernel(t, Config{Backend: NFT, Replay: ReplayText}))
 		mustRead(t, s2, rules.IPv4)
 		before := nstest.Command(t, "nft", "-s", "list", "ruleset")
@@ -99,8 +101,8 @@ func TestAChainOfAnotherPriority(t *testing.T) {
 	})
 }
 
-// TestAChainInWhichNoJumpWorks: no path writes into a chain that packets do not meet where they
-// meet iptables' own, and the read says why.
+// TestAChainInWhichNoJumpWorks: packets meet a chain elsewhere than iptables'
+// own. No path writes into it, and the read gives the reason.
 func TestAChainInWhichNoJumpWorks(t *testing.T) {
 	tests := []struct {
 		name, table string
@@ -144,7 +146,7 @@ func TestAChainInWhichNoJumpWorks(t *testing.T) {
 						t.Errorf("%d rules count as PREROUTING's", n)
 					}
 					if test.name == "dormant" {
-						continue // writers take the read's word for it
+						continue // writers trust the read
 					}
 					for _, write := range []func() Written{
 						func() Written {
@@ -169,7 +171,7 @@ func TestAChainInWhichNoJumpWorks(t *testing.T) {
 	}
 }
 
-// TestADormantTableWakes: what stood in it stands again.
+// TestADormantTableWakes: its rules are in force again.
 func TestADormantTableWakes(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-nft", "nft")

@@ -39,7 +39,7 @@ func commented(text string) nft.Expression {
 	return xtOf("match", "comment", 0, nfttest.CommentInfo(text))
 }
 
-// counting0 and goes are a counter and a jump as the kernel shows them.
+// counting0 and goes are a counter and a jump as the kernel returns them.
 var counting0 = nft.Expression{Name: "counter", Data: slices.Concat(
 	nft.AppendAttr(nil, unix.NFTA_COUNTER_BYTES, make([]byte, 8), 0), nft.AppendAttr(nil, unix.NFTA_COUNTER_PACKETS, make([]byte, 8), 0))}
 
@@ -69,7 +69,8 @@ func (l *lexicon) text(id nft.RuleID) rules.Rule { return l.texts([]nft.RuleID{i
 
 var rawContent = cmp.AllowUnexported(nft.Rule{})
 
-// A rule that can be spelled is known by its words, and its bytes by these.
+// The lexicon has words for a rule that it can spell, and its bytes for these
+// words.
 func TestLexiconSpells(t *testing.T) {
 	l := newLexicon(rules.IPv4)
 	raw := nft.Rule{Expressions: exprs(commented("hi"), counting0, goes("X"))}
@@ -89,7 +90,7 @@ func TestLexiconSpells(t *testing.T) {
 	if got, ok := l.raw(rules.Rule{Spec: "-j X", Target: "X"}, nil); ok {
 		t.Errorf("it knows %v", got)
 	}
-	// The same bytes with user data, even with none in it, are another rule.
+	// The same bytes with user data, even empty user data, are another rule.
 	id := mustIntern(t, l, raw)
 	for _, userdata := range [][]byte{{}, {1}, {0, 1}} {
 		other := nft.Rule{Expressions: raw.Expressions, Userdata: userdata}
@@ -103,7 +104,7 @@ func TestLexiconSpells(t *testing.T) {
 }
 
 // A rule that cannot be spelled is opaque: it has its bytes and a label. Once
-// iptables-restore made the same bytes of a text, that is its text.
+// iptables-restore has made the same bytes from a text, the rule has that text.
 func TestLexiconKeepsBytes(t *testing.T) {
 	l := newLexicon(rules.IPv4)
 	raw := nft.Rule{Expressions: exprs(commented("hi"), xtOf("match", "unheardof", 0, []byte{1, 2, 3, 4}), counting0, goes("X"))}
@@ -129,8 +130,8 @@ func TestLexiconKeepsBytes(t *testing.T) {
 	}
 }
 
-// An opaque rule that an earlier version saved is the rule that its bytes have words for now. It
-// has its text, too, once that is known.
+// An earlier version saved an opaque rule. It is read with the words that its
+// bytes have now. Once its text is known, it has that text, too.
 func TestAnOpaqueRuleIsReadAnew(t *testing.T) {
 	l := newLexicon(rules.IPv4)
 	held := func(e ...nft.Expression) rules.Rule {
@@ -159,7 +160,7 @@ func TestAnOpaqueRuleIsReadAnew(t *testing.T) {
 	}
 }
 
-// A rule that holds a number of the kernel's is opaque and has no bytes.
+// A rule that contains a number of the kernel's is opaque and has no bytes.
 func TestLexiconKeepsNoNumbers(t *testing.T) {
 	for name, e := range map[string]nfttest.Encode{
 		"ipset's match": nfttest.XTMatch("set", make([]byte, 8)), "ipset's target": nfttest.XTTarget("SET"), "a set of nft's": nfttest.Expression("lookup", nil),
@@ -219,7 +220,7 @@ func TestLexiconForgets(t *testing.T) {
 	})
 }
 
-// A mark as we write it down is the mark as iptables writes it.
+// canaryd writes a mark with the same bytes as iptables.
 func TestLexiconKnowsMarks(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-nft")

@@ -14,9 +14,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// Next to a writer that never rests, each Read is one state that was: never two
-// commits mixed, never an older one than the last, never older than its own
-// digest says.
+// A writer never rests. Each Read returns one state that existed: it never mixes
+// two commits, and is never older than the last Read or its own digest.
 func TestMirrorBesideBusyWriter(t *testing.T) {
 	number := regexp.MustCompile(`--comment (\d+)`)
 	for _, family := range rules.Families() {
@@ -59,7 +58,7 @@ func TestMirrorBesideBusyWriter(t *testing.T) {
 					for text := range got {
 						fmt.Sscan(text, &n)
 					}
-					// Commit n made the genid n.
+					// Commit n raised the genid to n.
 					if n < last || uint64(n) != s.Digest {
 						t.Fatalf("commit %d is read after %d, and called genid %d", n, last, s.Digest)
 					}
@@ -75,8 +74,8 @@ func TestMirrorBesideBusyWriter(t *testing.T) {
 	}
 }
 
-// writeSteadily commits as fast as it can: in each commit chains come, go and
-// change, and all rules tell the genid that the commit makes.
+// writeSteadily commits as fast as it can. Each commit adds, deletes and changes
+// chains, and all rules contain the genid that the commit makes.
 func writeSteadily(ctx context.Context, family rules.Family, genid uint32) error {
 	for first := genid + 1; ctx.Err() == nil; {
 		genid++
@@ -99,8 +98,8 @@ func writeSteadily(ctx context.Context, family rules.Family, genid uint32) error
 	return nil
 }
 
-// An overflow, a chain that gets another name, and a table that iptables cannot
-// print and that does not change.
+// The surprises are an overflow, a renamed chain, and an unchanged table that
+// iptables cannot print.
 func TestMirrorSurprises(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-nft", "nft")
@@ -148,7 +147,7 @@ func TestMirrorSurprises(t *testing.T) {
 	})
 }
 
-// countPrograms puts a counter before the family's programs.
+// countPrograms counts executions of the family's programs.
 func countPrograms(t *testing.T, k *Kernel, family rules.Family) func() int {
 	t.Helper()
 	dir := t.TempDir()

@@ -20,7 +20,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// described is what a Snapshot says, to be compared and printed.
+// described is a Snapshot in a form to compare and print.
 type described struct {
 	Tables     map[rules.TableName][]rules.Chain
 	Unreadable []rules.TableName
@@ -30,7 +30,7 @@ func describe(set rules.Ruleset, unreadable map[rules.TableName]error) described
 	d := described{Tables: map[rules.TableName][]rules.Chain{}, Unreadable: slices.Sorted(maps.Keys(unreadable))}
 	for name, table := range set {
 		for _, chain := range table.Chains {
-			chain.Rules = append([]rules.Rule{}, chain.Rules...) // nil is empty
+			chain.Rules = append([]rules.Rule{}, chain.Rules...) // nil counts as empty
 			d.Tables[name] = append(d.Tables[name], chain)
 		}
 	}
@@ -55,7 +55,7 @@ func wantAsSaved(t *testing.T, k *Kernel, family rules.Family, after string) Sna
 		}
 	}
 	mirrored := maps.Clone(got.Tables)
-	for name, table := range set { // iptables has words for rules that canaryd knows by their bytes only
+	for name, table := range set { // iptables has words for more rules than canaryd
 		for i := range table.Chains {
 			for n, r := range mirrored[name].Rules(table.Chains[i].Name) {
 				if _, opaque := r.Opaque(); opaque && n < len(table.Chains[i].Rules) && table.Chains[i].Rules[n].Target == r.Target {
@@ -64,7 +64,7 @@ func wantAsSaved(t *testing.T, k *Kernel, family rules.Family, after string) Sna
 			}
 		}
 	}
-	for table := range unreadable { // a native rule: save prints nothing of its table
+	for table := range unreadable { // because of a native rule save prints nothing of its table
 		if countOpaque(got.Tables[table]) == 0 {
 			t.Fatalf("after %s: iptables-save does not print %s, of which no rule is opaque", after, table)
 		}
@@ -85,9 +85,9 @@ func wantAsSaved(t *testing.T, k *Kernel, family rules.Family, after string) Sna
 	return got
 }
 
-// notAsIptablesMakesThem returns the built-in chains that another program declared in its own way.
-// Of these iptables-save prints no rule, or prints them as the user's: the mirror shows what is in
-// force.
+// notAsIptablesMakesThem returns the built-in chains that another program
+// declared in its own way. iptables-save prints no rule of them, or prints them
+// as a user's chains. The mirror shows the rules that are in force.
 func notAsIptablesMakesThem(t *testing.T, s Snapshot, after string) (places []Place) {
 	t.Helper()
 	conn := dialTest(t)
@@ -133,14 +133,14 @@ func countOpaque(t *rules.Table) int {
 	return n
 }
 
-// attempt executes a line of shell that may be refused.
+// attempt executes a line of shell, which may fail.
 func attempt(t *testing.T, input, line string) {
 	t.Helper()
 	_, _ = tryTool(t, input, "sh", "-c", line)
 }
 
-// corpus returns rules of whole nodes by the names of their files, in order: what
-// kube-proxy wrote for all clusters of the corpus, and what others write.
+// corpus returns rules of whole nodes by the names of their files, in order: of
+// kube-proxy for all clusters of the corpus, and of others.
 func corpus(t *testing.T) iter.Seq2[string, string] {
 	t.Helper()
 	var files []string
@@ -164,8 +164,8 @@ func corpus(t *testing.T) iter.Seq2[string, string] {
 	}
 }
 
-// The mirror says what iptables-save prints, for the rules of all clusters of
-// the corpus one after the other, each replacing the last.
+// The mirror must equal the output of iptables-save, for the rules of all
+// clusters of the corpus. Each cluster's rules replace the previous ones.
 func TestMirrorCorpus(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-nft", "ip6tables-nft")
@@ -186,8 +186,8 @@ func TestMirrorCorpus(t *testing.T) {
 	})
 }
 
-// ruleTexts are rules that nf_tables holds in many ways: native expressions,
-// xt matches and targets, inverted, with comments that try to be something else.
+// ruleTexts are rules that nf_tables holds in many ways: native expressions, xt
+// matches and targets, inverted, with comments that imitate other options.
 func ruleTexts(family rules.Family) []string {
 	address := "10.1.2.0/24"
 	if family == rules.IPv6 {
@@ -239,7 +239,7 @@ func (e *editor) chain() string {
 	return e.pick("A", "B", "C", "D", "KUBE-SVC-0123456789ABCDEF", "INPUT", "OUTPUT", "PREROUTING")
 }
 
-// edit makes one change and says which.
+// edit makes one change and returns its description.
 func (e *editor) edit() string {
 	prefix := familyPrefix(e.family) + "tables-nft"
 	nft := "nft -- "
@@ -270,7 +270,7 @@ func (e *editor) edit() string {
 		line, input = prefix+"-restore --noflush", e.restore(table)
 	case 18:
 		line, input = prefix+"-restore", e.restore(table)
-	case 19, 20: // iptables does not understand this one
+	case 19, 20: // iptables does not understand this table
 		line = nft + "add rule " + native + " ct state vmap '{ new : accept }'"
 	case 21:
 		line = nft + "flush chain " + native
@@ -317,7 +317,7 @@ func (e *editor) restore(table string) string {
 	return b.String()
 }
 
-// The mirror says what iptables-save prints, whatever is done to the tables.
+// After any changes to the tables the mirror equals the output of iptables-save.
 func TestMirrorRandomEdits(t *testing.T) {
 	for _, family := range rules.Families() {
 		for seed := range testkit.Size(uint64(1), 3) {
@@ -355,7 +355,7 @@ func TestMirrorRandomEdits(t *testing.T) {
 	}
 }
 
-// iptablesTables returns those of iptables' five tables that exist.
+// iptablesTables returns the existing tables among iptables' five.
 func iptablesTables(conn *nft.Conn, family rules.Family) ([]rules.TableName, error) {
 	var found []rules.TableName
 	for _, table := range rules.AllTables() {

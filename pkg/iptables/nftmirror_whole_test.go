@@ -12,11 +12,11 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// manyChains are more than what is read one by one.
+// manyChains is more than the mirror reads one by one.
 const manyChains = 128
 
-// markedRules is a restore that leaves n marks in each of many chains, and none
-// in every third. Nothing has to print marks.
+// markedRules is a restore that leaves n marks in each of many chains, but none
+// in every third. Marks need no program to print them.
 func markedRules(n, none int) string {
 	var chains, marks strings.Builder
 	for i := range manyChains {
@@ -39,8 +39,8 @@ func restoreNFT(ctx context.Context, text string) error {
 	return nil
 }
 
-// A table of which most changed is read by one dump: rules, chains that became
-// empty, and those that are new.
+// One dump reads a table that has mostly changed: rules, empty chains, and new
+// chains.
 func TestMirrorReadsTablesWhole(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-nft-restore")
@@ -65,10 +65,10 @@ func TestMirrorReadsTablesWhole(t *testing.T) {
 	})
 }
 
-// The kernel goes on with a dump by the number of rules that it has given. A writer
-// that changes the number of those before, even if it has not committed that yet,
-// makes it leave out rules of chains that it never touched, or tell them twice. No
-// read may.
+// The kernel continues a dump by the number of rules that it has sent. A writer
+// may change the number of earlier rules, even before its commit. Then the kernel
+// leaves out or repeats rules of chains that the writer never touched. No read
+// may do so.
 func TestMirrorWholeBesideBusyWriter(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-nft-restore")
@@ -76,7 +76,7 @@ func TestMirrorWholeBesideBusyWriter(t *testing.T) {
 		busy := func(n int) string {
 			return "*nat\n:BUSY - [0:0]\n" + strings.Repeat("-A BUSY -m comment --comment canaryd-b\n", n) + "COMMIT\n"
 		}
-		const each = 12 // rules: in all some dozen datagrams
+		const each = 12 // rules: some dozen datagrams in all
 		for _, text := range []string{busy(1), markedRules(each, -1)} {
 			if err := restoreNFT(t.Context(), text); err != nil {
 				t.Fatal(err)

@@ -16,9 +16,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// The bytes are those that iptables-nft-restore 1.8.9 sent for the same (seen
-// by strace), but for NLA_F_NESTED where the kernel does not look at it.
-// Headers are in the machine's own byte order, values in the network's.
+// The bytes are the same as iptables-nft-restore 1.8.9 sent (seen by strace),
+// except for NLA_F_NESTED where the kernel does not look at it. Headers are in
+// the machine's own byte order, values in the network's.
 func TestABatchOnTheWire(t *testing.T) {
 	u32 := func(v uint32) string { return hex.EncodeToString(binary.NativeEndian.AppendUint32(nil, v)) }
 	u16 := func(v uint16) string { return hex.EncodeToString(binary.NativeEndian.AppendUint16(nil, v)) }

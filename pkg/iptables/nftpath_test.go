@@ -26,8 +26,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A lossyNode is a namespace in which both families' rules were seen by a
-// Kernel with a direct path, and were then flushed.
+// A lossyNode is a namespace whose rules were flushed, in both families. A Kernel
+// with a direct path had seen them.
 type lossyNode struct {
 	kernel *Kernel
 	source learned
@@ -65,7 +65,7 @@ func newLossyNode(t *testing.T, cfg Config, text string) *lossyNode {
 	return n
 }
 
-// payload is what brings a text back, for both families.
+// payload returns the scripts that bring a text back, for both families.
 func (n *lossyNode) payload(t *testing.T, text string) Payload {
 	t.Helper()
 	text = regexp.MustCompile(`(?m)^:[A-Z]+ ACCEPT .*\n`).ReplaceAllString(text, "")
@@ -131,7 +131,7 @@ func TestBothFamiliesAndAllTablesAreOneTransaction(t *testing.T) {
 		if moved := mustStamp(t, n.kernel, rules.IPv4).Value - before; moved != 1 {
 			t.Errorf("the ruleset's counter moved by %d: want one transaction", moved)
 		}
-		// What we wrote ourselves is not another process's.
+		// Our own write does not count as another process's.
 		for _, family := range rules.Families() {
 			if snapshot := mustRead(t, s, family); snapshot.Moved {
 				t.Errorf("%v: the next read says that somebody else wrote", family)
@@ -140,8 +140,8 @@ func TestBothFamiliesAndAllTablesAreOneTransaction(t *testing.T) {
 	})
 }
 
-// A Kernel that has read a ruleset brings it back directly, with marks that it
-// has never met.
+// A Kernel that has read a ruleset writes it directly, with marks that it has
+// never met.
 func TestAKernelWritesDirectlyWhatItHasRead(t *testing.T) {
 	clusters := corpusTexts(t)
 	onNFT(t, func(t *testing.T, family rules.Family) {
@@ -190,7 +190,7 @@ func TestACommitBetweenReadAndReplayMakesItStale(t *testing.T) {
 		for _, family := range rules.Families() {
 			empty[family] = saveNFT(t, family)
 		}
-		// Where no process compares before it is sent, the kernel does.
+		// If no process compares the genid before sending, the kernel does.
 		if got := restoreDirectly(n.kernel, genid, n.payload(t, lossyRules)); !errors.Is(got.err, nft.ErrStale) {
 			t.Errorf("a batch with a genid of the past: %+v, want ErrStale", got)
 		}
@@ -212,8 +212,8 @@ func TestACommitBetweenReadAndReplayMakesItStale(t *testing.T) {
 	})
 }
 
-// Of the commits in a namespace, a Kernel knows those that it sent: by their
-// netlink address, as the numbers of its threads are many and others in a pod.
+// A Kernel recognises its own commits in a namespace by their netlink address.
+// Its threads have many numbers, which differ in a pod.
 func TestAReplayKnowsItsOwnCommits(t *testing.T) {
 	onNamespace(t, func(t *testing.T) {
 		n := newLossyNode(t, Config{}, lossyRules)
@@ -251,8 +251,8 @@ func TestAReplayKnowsItsOwnCommits(t *testing.T) {
 	})
 }
 
-// Next to a process that commits without a pause, a direct replay is written on
-// what was read, or is stale and has written nothing.
+// Another process commits without a pause. A direct replay either follows the
+// state that it read, or is stale and has written nothing.
 func TestADirectReplayBesideABusyWriter(t *testing.T) {
 	onNamespace(t, func(t *testing.T) {
 		n := newLossyNode(t, Config{}, lossyRules)
@@ -274,7 +274,7 @@ func TestADirectReplayBesideABusyWriter(t *testing.T) {
 		payload, stale, written := n.payload(t, lossyRules), 0, 0
 		for enough := testkit.Size(10, 50); (stale < enough || written < enough) && ctx.Err() == nil; {
 			genid := uint32(mustStamp(t, n.kernel, rules.IPv4).Value)
-			if stale < written { // the writer's turn
+			if stale < written { // let the writer commit
 				for uint32(mustStamp(t, n.kernel, rules.IPv4).Value) == genid && ctx.Err() == nil {
 				}
 			}
@@ -307,8 +307,8 @@ const looping = `*filter
 COMMIT
 `
 
-// newLoopingNode returns a lossyNode, and a table that the kernel refuses: its rules were learned
-// apart from each other, and together they are a loop.
+// newLoopingNode returns a lossyNode, and a table that the kernel refuses. The
+// Kernel learned its rules separately, and together they are a loop.
 func newLoopingNode(t *testing.T) (n *lossyNode, loop string) {
 	t.Helper()
 	n = newLossyNode(t, Config{}, looping)
@@ -324,8 +324,8 @@ func newLoopingNode(t *testing.T) (n *lossyNode, loop string) {
 	return n, strings.Replace(looping, "COMMIT", "-A B -j A\nCOMMIT", 1)
 }
 
-// The kernel refuses a loop, which nothing shows before: then iptables-restore
-// writes all tables that it can, and says what is wrong with the other.
+// The kernel refuses a loop, which nothing shows before. Then iptables-restore
+// writes all other tables, and names the fault of that table.
 func TestARefusedTransactionGoesThroughTheTextPathAtOnce(t *testing.T) {
 	onNamespace(t, func(t *testing.T) {
 		n, bad := newLoopingNode(t)
@@ -359,8 +359,8 @@ func TestARefusedTransactionGoesThroughTheTextPathAtOnce(t *testing.T) {
 	})
 }
 
-// iptables-restore says which bytes a rule has that is not known, and its table goes with all
-// others in one transaction.
+// iptables-restore shows the bytes of an unknown rule. Then its table is written
+// with all others in one transaction.
 func TestARuleThatIsNotKnownGoesWithTheOthers(t *testing.T) {
 	onNamespace(t, func(t *testing.T) {
 		n := newLossyNode(t, Config{Replay: ReplayDirect}, lossyRules)
@@ -386,8 +386,8 @@ func TestARuleThatIsNotKnownGoesWithTheOthers(t *testing.T) {
 	})
 }
 
-// A -D that finds nothing fails its table, and is reported as ever: marks depend on
-// that as a comparison.
+// A -D without a matching rule fails its table, and is reported as usual: marks
+// use it as a comparison.
 func TestADeletionThatFindsNothingFailsItsTableOnly(t *testing.T) {
 	onNamespace(t, func(t *testing.T) {
 		n := newLossyNode(t, Config{}, lossyRules)
@@ -427,8 +427,8 @@ func TestTheDirectPathNeedsPrivileges(t *testing.T) {
 	})
 }
 
-// Built-in chains that are missing are made as iptables makes them, and those
-// that stand keep their policy and their rules' handles.
+// Missing built-in chains are made as iptables makes them. Existing chains keep
+// their policy and their rules' handles.
 func TestBuiltInChainsAreMadeAsIptablesMakesThem(t *testing.T) {
 	onNFT(t, func(t *testing.T, family rules.Family) {
 		conn, source := dialTest(t), learned{}
@@ -487,8 +487,8 @@ func TestBuiltInChainsAreMadeAsIptablesMakesThem(t *testing.T) {
 	})
 }
 
-// sortedChains puts what nft lists into an order that does not depend on which
-// chain was made first.
+// sortedChains sorts nft's list, so that it does not depend on which chain was
+// made first.
 func sortedChains(text string) string {
 	lines := strings.Split(text, "\n")
 	var blocks []string
@@ -507,8 +507,8 @@ func sortedChains(text string) string {
 	return strings.Join(blocks, "\n")
 }
 
-// Without what COMPAT says, xt refuses a match of the wrong protocol; this is
-// the reason for all of nftcompat.go.
+// Without COMPAT's content, xt refuses a match as one of the wrong protocol; this
+// is the reason for all of nftcompat.go.
 func TestTheKernelWantsToKnowTheProtocol(t *testing.T) {
 	onNFT(t, func(t *testing.T, family rules.Family) {
 		const spec = "-p tcp -m multiport --dports 80,443"
@@ -538,7 +538,7 @@ func TestTheKernelWantsToKnowTheProtocol(t *testing.T) {
 	})
 }
 
-// Packets go where the rules that came back directly send them.
+// Packets follow the rules that a direct replay brought back.
 func TestPacketsGoThroughRulesThatCameBackDirectly(t *testing.T) {
 	onNamespace(t, func(t *testing.T) {
 		listener, err := net.Listen("tcp", "127.0.0.1:8080")
@@ -611,8 +611,8 @@ COMMIT
 	})
 }
 
-// In a user namespace the send buffer may not be raised: what does not fit is
-// left to iptables-restore, and nothing of it is written.
+// In a user namespace the send buffer may not be raised. A transaction that is
+// too large is left to iptables-restore, and no part of it is sent.
 func TestATransactionThatIsTooLargeIsNotSent(t *testing.T) {
 	onNamespace(t, func(t *testing.T) {
 		conn := dialTest(t)
@@ -632,10 +632,10 @@ func TestATransactionThatIsTooLargeIsNotSent(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for range 2*limit/60_000 + 1 { // SO_SNDBUF doubles what it is given
+		for range 2*limit/60_000 + 1 { // SO_SNDBUF doubles its value
 			b.Begin(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, rules.IPv4)
 			b.Text(unix.NFTA_TABLE_NAME, "filter")
-			b.Blob(1000, make([]byte, 60_000)) // of no meaning
+			b.Blob(1000, make([]byte, 60_000)) // without a meaning
 			b.End()
 		}
 		b.Finish()

@@ -19,7 +19,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A counter is a Kernel that counts what its sessions write, and calls before first.
+// A counter is a Kernel that counts its sessions' writes, and calls before first.
 type counter struct {
 	*iptables.Kernel
 	guarded, anyway int
@@ -54,18 +54,19 @@ func (s countedSession) RestoreAnyway(ctx context.Context, p ...iptables.Payload
 	return s.Session.RestoreAnyway(ctx, p...)
 }
 
-// The kernel says of a transaction which rule it refuses: of a thousand rules with three that it
-// refuses, the fourth transaction has all others, of both families. Nothing is tried by halves,
-// unless very many are refused. A rule that has a text is tried as that, alone.
+// The kernel names the rule that it refuses in a transaction. It refuses three of
+// a thousand rules, so the fourth transaction has all others, of both families.
+// Nothing is tried by halves, unless very many rules are refused.
+// iptables-restore tries a rule that has a text alone.
 func TestTheKernelNamesTheRuleThatItRefuses(t *testing.T) {
 	for _, test := range []struct {
 		name    string
 		refused []int // of the rules of P-MINE, by index
-		text    bool  // they have a text, and name an object that is gone
-		// writer is a command of another process right before a write.
+		text    bool  // they have a text, and name an object that was deleted
+		// writer has commands of another process right before a write.
 		writer map[int]string
 		want   int // transactions
-		trials int // writes to the chain of trials, where a rule has a text
+		trials int // writes to the chain of trials, if a rule has a text
 	}{
 		{name: "none", want: 1},
 		{name: "one", refused: []int{500}, want: 2},
@@ -117,9 +118,9 @@ func TestTheKernelNamesTheRuleThatItRefuses(t *testing.T) {
 	}
 }
 
-// A refusingNode has lost a thousand rules, some of which the kernel refuses: their bytes name a
-// match that it does not have or, if they have a text, an nfacct object that is gone. The rules
-// decide nothing: none waits for another.
+// A refusingNode has lost a thousand rules, and the kernel refuses some of them.
+// Their bytes name a match that it lacks. If they have a text, it names a deleted
+// nfacct object. The rules decide nothing, so none waits for another.
 type refusingNode struct {
 	counter             *counter
 	replayer            reload.Replayer
@@ -214,8 +215,9 @@ func first(n int) (list []int) {
 	return list
 }
 
-// A rule that is refused only where it is to stand costs itself, too: the match owner works in some
-// hooks, and the flusher jumps to its chain from another one.
+// The kernel refuses a rule only in its place, and only that rule must be
+// missing. The match owner works in some hooks, and the flusher jumps to its
+// chain from another hook.
 func TestARuleThatIsRefusedInItsPlaceCostsItself(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-nft")
@@ -247,7 +249,7 @@ func TestARuleThatIsRefusedInItsPlaceCostsItself(t *testing.T) {
 	})
 }
 
-// learn learns what stands in the filter tables, and plants marks.
+// learn learns the rules of the filter tables, and plants marks.
 func (n *refusingNode) learn(t *testing.T) {
 	t.Helper()
 	selector, err := protect.NewSelector([]string{"P-MINE", "P-OTHER"})

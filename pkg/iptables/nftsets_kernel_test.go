@@ -14,7 +14,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// oddSetNames are names that the kernel takes and that iptables prints as they are.
+// oddSetNames are names that the kernel accepts and that iptables prints
+// unchanged.
 var oddSetNames = []string{"a b", `q"q`, "l\nl", "-h", `b\s`, strings.Repeat("x", 31), "a src -m comment --comment"}
 
 // createSet makes an ipset of addresses.
@@ -30,7 +31,7 @@ func createSet(t *testing.T, family rules.Family, name string, more ...string) {
 	nstest.Command(t, "ipset", append([]string{"create", name}, kind...)...)
 }
 
-// renameSet is IPSET_CMD_RENAME, with any name.
+// renameSet renames a set by IPSET_CMD_RENAME, with any name.
 func renameSet(t *testing.T, from, to string) {
 	t.Helper()
 	const rename, second = 5, 3 // IPSET_CMD_RENAME, IPSET_ATTR_SETNAME2
@@ -48,7 +49,8 @@ func destroySets(t *testing.T) {
 	nstest.Command(t, "ipset", "destroy")
 }
 
-// setRules are rules that name ipsets in each place that iptables knows, each in a chain MINE.
+// setRules are rules of a chain MINE that name ipsets in each place that iptables
+// knows.
 func setRules(names ...string) [][]string {
 	var all [][]string
 	for _, name := range names {
@@ -62,7 +64,8 @@ func setRules(names ...string) [][]string {
 	return all
 }
 
-// addSetRules makes the chain MINE with rules that name ipsets next to rules that name none.
+// addSetRules makes the chain MINE, in which rules with ipsets alternate with
+// other rules.
 func addSetRules(t *testing.T, family rules.Family, names ...string) int {
 	t.Helper()
 	iptablesCommand(t, NFT, family, "-t mangle -N MINE")
@@ -88,9 +91,9 @@ func wantMine(t *testing.T, k *Kernel, family rules.Family, w Written, want []ru
 	}
 }
 
-// Rules that name ipsets come back by their bytes in the one transaction, whatever the sets' names
-// are made of. After the sets were made again with other numbers, the rules name the sets of the
-// same names.
+// Rules that name ipsets come back by their bytes in the one transaction, for any
+// names of sets. If the sets were made again with other numbers, the rules name
+// the sets of the same names.
 func TestRulesThatNameIpsetsComeBack(t *testing.T) {
 	onNFT(t, func(t *testing.T, family rules.Family) {
 		nstest.NeedProgram(t, "ipset")
@@ -118,7 +121,7 @@ func TestRulesThatNameIpsetsComeBack(t *testing.T) {
 		}
 		iptablesCommand(t, NFT, family, "-t mangle -F MINE")
 		destroySets(t)
-		createSet(t, family, "another", "counters") // has the number of the first
+		createSet(t, family, "another", "counters") // gets the number of the first
 		for _, name := range append([]string{"second"}, names...) {
 			createSet(t, family, name, "counters")
 		}
@@ -129,8 +132,8 @@ func TestRulesThatNameIpsetsComeBack(t *testing.T) {
 	})
 }
 
-// A process that never read the rules, as after a restart, writes those that have only bytes by the
-// present numbers of their sets.
+// A process that never read the rules, as after a restart, writes rules that have
+// only bytes. It uses the present numbers of their sets.
 func TestStoredRulesNameTheIpsetsOfNow(t *testing.T) {
 	onNFT(t, func(t *testing.T, family rules.Family) {
 		nstest.NeedProgram(t, "ipset")
@@ -142,7 +145,7 @@ func TestStoredRulesNameTheIpsetsOfNow(t *testing.T) {
 		first := openKernel(t, Config{Backend: NFT, Families: []rules.Family{family}})
 		var want []rules.Rule
 		for _, r := range mustRead(t, first, family).Tables[rules.Mangle].Rules("MINE") {
-			again, err := rules.ParseRule(r.Spec) // as from the disk
+			again, err := rules.ParseRule(r.Spec) // as if read from disk
 			if err != nil || again != r {
 				t.Fatalf("%q is read as %q: %v", r.Spec, again.Spec, err)
 			}
@@ -161,7 +164,8 @@ func TestStoredRulesNameTheIpsetsOfNow(t *testing.T) {
 	})
 }
 
-// A rule is found by its set's name to be deleted, and goes in front of another of its bytes.
+// The name of a rule's set finds the rule for a deletion. Then the rule is
+// inserted before others.
 func TestARuleThatNamesAnIpsetIsDeletedByItsName(t *testing.T) {
 	onNFT(t, func(t *testing.T, family rules.Family) {
 		nstest.NeedProgram(t, "ipset")
@@ -178,8 +182,8 @@ func TestARuleThatNamesAnIpsetIsDeletedByItsName(t *testing.T) {
 	})
 }
 
-// What "ipset swap" does to sets that a rule names: their contents change places, and each number
-// keeps its name. So the rule stands as it is, and comes back as the same.
+// "ipset swap" exchanges the contents of two sets, and each number keeps its
+// name. So a rule that names a set does not change, and is restored unchanged.
 func TestASwapLeavesTheNamesOfNumbers(t *testing.T) {
 	onNFT(t, func(t *testing.T, family rules.Family) {
 		nstest.NeedProgram(t, "ipset")
@@ -190,7 +194,7 @@ func TestASwapLeavesTheNamesOfNumbers(t *testing.T) {
 		k := openKernel(t, Config{Backend: NFT, Families: []rules.Family{family}})
 		want := mustRead(t, k, family).Tables[rules.Mangle].Rules("MINE")
 		nstest.Command(t, "ipset", "swap", "a b", "plain")
-		iptablesCommand(t, NFT, family, "-t mangle -A MINE -p sctp -j ACCEPT") // its rules are read again
+		iptablesCommand(t, NFT, family, "-t mangle -A MINE -p sctp -j ACCEPT") // MINE is read again
 		if got := mustRead(t, k, family).Tables[rules.Mangle].Rules("MINE"); !slices.Equal(got[:len(want)], want) {
 			t.Errorf("after the swap MINE is (-want +got):\n%s", cmp.Diff(want, got[:len(want)]))
 		}
@@ -200,8 +204,8 @@ func TestASwapLeavesTheNamesOfNumbers(t *testing.T) {
 	})
 }
 
-// Without its set, a rule that has only bytes is not written, and the refusal says that the set is
-// missing. Nothing of its script is written.
+// A rule that has only bytes is not written while its set is missing, and the
+// refusal names the reason. No part of its script is written.
 func TestARuleWhoseIpsetIsMissingIsRefused(t *testing.T) {
 	onNFT(t, func(t *testing.T, family rules.Family) {
 		nstest.NeedProgram(t, "ipset")
@@ -225,7 +229,7 @@ func TestARuleWhoseIpsetIsMissingIsRefused(t *testing.T) {
 	})
 }
 
-// A hookedIndex calls then after each answer for a name.
+// A hookedIndex calls then after each look-up of a name.
 type hookedIndex struct {
 	setIndex
 	then func()
@@ -237,9 +241,10 @@ func (h hookedIndex) number(name string) (uint16, error) {
 	return n, err
 }
 
-// A set is destroyed and made again between the look-up and the commit, and another one gets its
-// number. The kernel takes the rule, and the read after it shows which set it names. The next write
-// names the right one. A batch that was encoded before is encoded again.
+// A set is destroyed and made again between the look-up and the commit, and
+// another one gets its number. The kernel accepts the rule, and the next read
+// shows which set the rule names. The next write names the right set. A batch
+// that was encoded before is encoded again.
 func TestAnIpsetMadeAgainDuringTheWriteIsSeen(t *testing.T) {
 	onNFT(t, func(t *testing.T, family rules.Family) {
 		nstest.NeedProgram(t, "ipset")
@@ -261,7 +266,8 @@ func TestAnIpsetMadeAgainDuringTheWriteIsSeen(t *testing.T) {
 		s := begin(t, k)
 		mustRead(t, s, family)
 		real, asked := k.sets, 0
-		// The look-up of the encoding is the first, and the check before the commit the second.
+		// The encoding makes the first look-up, and the check before the commit
+		// the second.
 		k.sets = hookedIndex{real, func() {
 			if asked++; asked == 2 {
 				remake()
@@ -292,9 +298,9 @@ func TestAnIpsetMadeAgainDuringTheWriteIsSeen(t *testing.T) {
 	})
 }
 
-// A set is destroyed between the look-up of its number and the commit, and the kernel refuses the
-// rule. That says nothing of the rule, nor of another one of the same transaction: the write is
-// stale.
+// A set is destroyed between the look-up of its number and the commit, and the
+// kernel refuses the rule. This proves nothing about any rule of the transaction:
+// the write is stale.
 func TestAnIpsetThatGoesDuringTheWriteBlamesNoRule(t *testing.T) {
 	for _, made := range []bool{false, true} {
 		t.Run(fmt.Sprintf("made again %t", made), func(t *testing.T) {
@@ -324,7 +330,7 @@ func TestAnIpsetThatGoesDuringTheWriteBlamesNoRule(t *testing.T) {
 						return
 					}
 					destroySets(t)
-					if made { // with the number of the first
+					if made { // with the number of the first set
 						createSet(t, family, "a b")
 					}
 				}}
@@ -344,7 +350,7 @@ func TestAnIpsetThatGoesDuringTheWriteBlamesNoRule(t *testing.T) {
 	}
 }
 
-// iptables is not executed for rules that name ipsets, nor for bytecode.
+// canaryd executes no iptables for rules that name ipsets, nor for bytecode.
 func TestRulesThatNameIpsetsExecuteNothing(t *testing.T) {
 	onNFT(t, func(t *testing.T, family rules.Family) {
 		nstest.NeedProgram(t, "ipset")
@@ -366,8 +372,8 @@ func TestRulesThatNameIpsetsExecuteNothing(t *testing.T) {
 	})
 }
 
-// Bytecode of the match bpf holds no number of the kernel's: it comes back byte for byte, also
-// written by a process that read only its bytes.
+// Bytecode of the match bpf contains no number of the kernel's. It comes back
+// byte for byte, even if the writing process read only its bytes.
 func TestBytecodeComesBackByteForByte(t *testing.T) {
 	onNFT(t, func(t *testing.T, family rules.Family) {
 		conn := dialTest(t)

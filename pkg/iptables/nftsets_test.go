@@ -14,14 +14,14 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// xtOf is an xt extension of some revision with data.
+// xtOf returns an xt extension of some revision with data.
 func xtOf(kind, name string, revision uint32, info []byte) nft.Expression {
 	data := nft.AppendAttr(nil, unix.NFTA_MATCH_NAME, name, 1)
 	data = nft.AppendAttr(data, unix.NFTA_MATCH_REV, binary.BigEndian.AppendUint32(nil, revision), 0)
 	return nft.Expression{Name: kind, Data: nft.AppendAttr(data, unix.NFTA_MATCH_INFO, info, 0)}
 }
 
-// fakeSets are sets by their numbers.
+// fakeSets maps the numbers of sets to their names.
 type fakeSets map[uint16]string
 
 func (f fakeSets) name(number uint16) (string, error) {
@@ -40,7 +40,8 @@ func (f fakeSets) number(name string) (uint16, error) {
 	return 0, ErrNoSet
 }
 
-// infoWith returns data of that size that has numbers at these places, and 7 in all other bytes.
+// infoWith returns data of that size with numbers at these places, and 7 in all
+// other bytes.
 func infoWith(size int, numbers map[int]uint16) []byte {
 	info := bytes.Repeat([]byte{7}, size)
 	for at, n := range numbers {
@@ -49,8 +50,8 @@ func infoWith(size int, numbers map[int]uint16) []byte {
 	return info
 }
 
-// Of each revision of ipset's extensions the numbers are replaced by names, and put back as the
-// numbers of another day. No other byte changes.
+// Names replace the numbers in each revision of ipset's extensions. Later numbers
+// replace the names. No other byte changes.
 func TestNumbersOfIpsetsAreReplacedByNames(t *testing.T) {
 	then, now := fakeSets{1: "a", 2: "b c", 3: "d"}, fakeSets{1: "d", 9: "a", 4: "b c"}
 	type numbers = map[int]uint16
@@ -97,7 +98,7 @@ func TestNumbersOfIpsetsAreReplacedByNames(t *testing.T) {
 	}
 }
 
-// A rule whose numbers are not known stays as it is, and is not taken for one that can be written.
+// A rule with unknown numbers does not change, and does not count as writable.
 func TestNumbersThatAreNotKnown(t *testing.T) {
 	sets := fakeSets{1: "a"}
 	for name, e := range map[string]nft.Expression{
@@ -121,8 +122,8 @@ func TestNumbersThatAreNotKnown(t *testing.T) {
 	}
 }
 
-// Which matches bpf have bytes that make them again: bytecode, and a path without the number of the
-// file that its writer had open.
+// Two kinds of match bpf can be written by their bytes: bytecode, and a path,
+// without the number of the writer's open file.
 func TestWhatOfBPFIsWritten(t *testing.T) {
 	info := func(mode uint16, file byte) []byte {
 		return append(binary.NativeEndian.AppendUint16(nil, mode), append([]byte{1, 0, file, 0, 0, 0}, "/path\x00"...)...)
@@ -154,8 +155,8 @@ func TestWhatOfBPFIsWritten(t *testing.T) {
 	}
 }
 
-// FuzzNumbersOfIpsets: whatever a rule is made of, nothing panics, and a rule that goes through
-// names and back under the same numbers has the same bytes but for numbers of files.
+// FuzzNumbersOfIpsets: no content of a rule may cause a panic. Replacing numbers
+// by names and back must yield the same bytes, except for numbers of files.
 func FuzzNumbersOfIpsets(f *testing.F) {
 	for revision := range uint32(6) {
 		f.Add(exprs(xtOf("match", "set", revision, infoWith(64, map[int]uint16{0: 1}))), uint16(9))

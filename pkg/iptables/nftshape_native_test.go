@@ -11,8 +11,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestNativeRulesHaveNoOtherText: what iptables prints of a rule that nft wrote is no text of it
-// if it leaves a condition out; else a replay would accept more than the rule did.
+// TestNativeRulesHaveNoOtherText: iptables prints a rule of nft, but leaves a
+// condition out. That text must not count as the rule's, because a replay would
+// accept more than the rule did.
 func TestNativeRulesHaveNoOtherText(t *testing.T) {
 	natives := map[string]string{
 		"tcp dport 80 accept":                     "--dport 80",
@@ -79,8 +80,8 @@ func TestNativeRulesHaveNoOtherText(t *testing.T) {
 	})
 }
 
-// TestPlainRulesKeepTheirText: rules that iptables itself writes without a match have the text
-// that it prints, whatever their prefixes.
+// TestPlainRulesKeepTheirText: rules that iptables itself writes without a match
+// have the text that it prints, for all prefixes.
 func TestPlainRulesKeepTheirText(t *testing.T) {
 	for family, specs := range map[rules.Family][]string{
 		rules.IPv4: {"-s 10.0.0.0/8 -j ACCEPT", "! -d 10.1.0.0/16 -j ACCEPT", "-s 10.1.2.0/25 -d 10.0.0.1/32 -j ACCEPT", "-f -j ACCEPT", "! -f -j ACCEPT", "! -p tcp -j ACCEPT"},

@@ -13,8 +13,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// heard sends the commits of a subscription in words, until a commit makes chain LAST, or until
-// commits were missed.
+// heard sends the commits of a subscription in words. It ends when a commit makes
+// chain LAST, or when commits were missed.
 func heard(t *testing.T, s *nft.Subscription) <-chan []string {
 	t.Helper()
 	all := make(chan []string, 1)
@@ -56,8 +56,8 @@ func openSubscription(t *testing.T, k *Kernel) *nft.Subscription {
 	return s
 }
 
-// A large transaction is reported to all but the Kernel that sends it, which knows
-// what it wrote.
+// A large transaction is reported to all but the sending Kernel, which knows its
+// own changes.
 func TestALargeTransactionIsWrittenSilently(t *testing.T) {
 	onNamespace(t, func(t *testing.T) {
 		k := openKernel(t, Config{Backend: NFT})
@@ -112,7 +112,7 @@ func TestALargeTransactionIsWrittenSilently(t *testing.T) {
 	})
 }
 
-// largeTable is a nat table of at least that many rules.
+// largeTable returns a nat table of at least that many rules.
 func largeTable(n int) string {
 	const each = 8
 	var chains, content strings.Builder
@@ -126,7 +126,7 @@ func largeTable(n int) string {
 	return "*nat\n:OUTPUT ACCEPT [0:0]\n" + chains.String() + content.String() + "COMMIT\n"
 }
 
-// A process that commits while no process listens is not lost: the genid says so.
+// A process commits while no process listens. The genid reveals the commit.
 func TestWhatIsMissedInTheSilence(t *testing.T) {
 	place := Place{Table: rules.Nat, Chain: "OURS"}
 	append1 := func(t *testing.T) { runTool(t, "", "iptables-nft", "-t", "nat", "-A", "OURS", "-j", "RETURN") }

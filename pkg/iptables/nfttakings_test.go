@@ -14,7 +14,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// lastTakings returns what each of the commits after that genid took, in words.
+// lastTakings returns the takings of each commit after that genid, in words.
 func lastTakings(t *testing.T, k *Kernel, after uint32) (words []string) {
 	t.Helper()
 	takings := k.Takings(t.Context())
@@ -53,7 +53,8 @@ func genidNow(t *testing.T, k *Kernel) uint32 {
 	return uint32(snapshot.Digest)
 }
 
-// TestTakings: what is said of commits is what they did, by the kernel's own messages.
+// TestTakings: the takings match the commits' effects, by the kernel's own
+// messages.
 func TestTakings(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-nft")
@@ -95,7 +96,7 @@ func TestTakings(t *testing.T) {
 	})
 }
 
-// TestOwnTakings: what canaryd itself takes away is not reported.
+// TestOwnTakings: canaryd's own deletions are not reported.
 func TestOwnTakings(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-nft")
@@ -116,7 +117,8 @@ func TestOwnTakings(t *testing.T) {
 	})
 }
 
-// TestTakingsAreBounded: the oldest go first, all of one commit at once.
+// TestTakingsAreBounded: the oldest commit is dropped first, with all its
+// takings.
 func TestTakingsAreBounded(t *testing.T) {
 	var log takingsLog
 	log.restart(10)

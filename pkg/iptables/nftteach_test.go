@@ -10,8 +10,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A text that canaryd cannot spell is read back as it was written, in the words of the latest
-// writer. Another process knows it by its bytes, until it writes the same text.
+// canaryd cannot spell a text. It reads the text back as it was written, in the
+// words of the latest writer. Another process knows the rule only by its bytes,
+// until it writes the same text.
 func TestATextIsReadBackAsItWasWritten(t *testing.T) {
 	onNFT(t, func(t *testing.T, family rules.Family) {
 		const usual, other = "-p tcp -m cpu --cpu 0 -j ACCEPT", "-m cpu --cpu 0 -p tcp -j ACCEPT"
@@ -54,7 +55,8 @@ func TestATextIsReadBackAsItWasWritten(t *testing.T) {
 				}
 			}
 		}
-		// A text in other words than canaryd's for the same rule is written once, too.
+		// A text in other words than canaryd's for the same rule is also written
+		// only once.
 		restoreAll(t, first, family, script("-p tcp --dport 22 -j ACCEPT"))
 		calls := countPrograms(t, first, family)
 		for _, spec := range []string{other, usual, "-p tcp --dport 22 -j ACCEPT"} {
@@ -69,7 +71,8 @@ func TestATextIsReadBackAsItWasWritten(t *testing.T) {
 	})
 }
 
-// writeStale has a script written that turns out to be about rules that are in force.
+// writeStale writes a script whose rules turn out to be in force, and expects
+// ErrStale.
 func writeStale(t *testing.T, k *Kernel, family rules.Family, script Script) {
 	t.Helper()
 	s := begin(t, k)
@@ -79,8 +82,8 @@ func writeStale(t *testing.T, k *Kernel, family rules.Family, script Script) {
 	}
 }
 
-// A rule in a built-in chain that is in force as it was declared is not written a second time,
-// although its bytes say nothing of the declared text.
+// A declared rule is in force in a built-in chain, although its bytes do not
+// contain the declared text. canaryd must not write it a second time.
 func TestADeclaredRuleInForceIsNotDoubled(t *testing.T) {
 	onNFT(t, func(t *testing.T, family rules.Family) {
 		iptablesCommand(t, NFT, family, "-N MINE")
@@ -96,7 +99,8 @@ func TestADeclaredRuleInForceIsNotDoubled(t *testing.T) {
 	})
 }
 
-// TRACE is an expression that sets packets' metadata, and a target to iptables.
+// To nf_tables TRACE is an expression that sets packets' metadata, and to
+// iptables a target.
 func TestATextOfTRACEIsKept(t *testing.T) {
 	onNFT(t, func(t *testing.T, family rules.Family) {
 		want := []rules.Rule{{Spec: "-p tcp -j TRACE", Target: "TRACE"}}
@@ -114,8 +118,8 @@ func TestATextOfTRACEIsKept(t *testing.T) {
 	})
 }
 
-// A jump that goes as text is known by its bytes from the first time on: else it would not be
-// proved, and each try would add one more.
+// A jump is written as text. canaryd must know its bytes from the first write on:
+// otherwise the proof would fail, and each try would add another jump.
 func TestAJumpThatGoesAsTextIsWrittenOnce(t *testing.T) {
 	onNFT(t, func(t *testing.T, family rules.Family) {
 		jump := rules.Rule{Spec: "-m cpu --cpu 0 -j MINE", Target: "MINE"}

@@ -11,7 +11,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// probeMarks are planted before each case: a canary, and a witness behind two
+// probeMarks are planted before each case: a canary, and a witness after two
 // other rules.
 const probeMarks = `*filter
 :CANARY - [0:0]
@@ -22,14 +22,14 @@ const probeMarks = `*filter
 COMMIT
 `
 
-// TestProbeUnchanged: whatever another process does between two probes, the second one sees
-// what a probe that remembers nothing sees; and where the marks and the number
-// of rules are as they were, nothing is read again.
+// TestProbeUnchanged: another process may do anything between two probes. The
+// second probe must return the same as a probe without memory. If the marks and
+// the number of rules are unchanged, it reads nothing again.
 func TestProbeUnchanged(t *testing.T) {
 	for name, tc := range map[string]struct {
 		lines []string // arguments of iptables
 		input string   // of iptables-restore --noflush
-		again bool     // the memory is enough
+		again bool     // the memory suffices
 	}{
 		"nothing":                    {again: true},
 		"another chain":              {lines: []string{"-N OTHER", "-A OTHER -j DROP"}, again: true},
@@ -64,7 +64,7 @@ func TestProbeUnchanged(t *testing.T) {
 					t.Errorf("probeUnchanged without a probe before: %v", err)
 				}
 				mustProbe(t, k, family, places...)
-				sendTraffic(t, family) // counters are no content
+				sendTraffic(t, family) // counters do not count as content
 				for _, line := range tc.lines {
 					iptablesCommand(t, NFT, family, line)
 				}
@@ -94,7 +94,8 @@ func TestProbeUnchanged(t *testing.T) {
 	}
 }
 
-// TestProbeUnchangedOfTooMuch: more places than go into one datagram are all read.
+// TestProbeUnchangedOfTooMuch: if the places do not fit into one datagram, all
+// are read.
 func TestProbeUnchangedOfTooMuch(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-nft")

@@ -18,10 +18,11 @@ import (
 	"github.com/canaryd/canaryd/pkg/ruleset"
 )
 
-// ownersRules are rules that Docker, kubelet, CNI plugins (portmap, bridge, firewall, flannel),
-// kube-proxy, service meshes and network policies write: nothing is executed to learn them. A is an
-// address, in brackets where a port follows, C a higher one, B the unspecified one, N a network.
-// ICMP is followed by a type, HOPS and SETHOPS by the end of an option of ttl or hl.
+// ownersRules are rules of Docker, kubelet, CNI plugins (portmap, bridge,
+// firewall, flannel), kube-proxy, service meshes and network policies. Learning
+// them executes nothing. A is an address, in brackets where a port follows, C a
+// higher one, B the unspecified one, N a network. ICMP is followed by a type,
+// HOPS and SETHOPS by the end of an option of ttl or hl.
 const ownersRules = `
 filter -i docker0 ! -o docker0 -j ACCEPT
 filter -i docker0 -o docker0 -j DROP
@@ -135,7 +136,7 @@ filter ICMPnot8 -j ACCEPT
 filter ICMP3/4 -j ACCEPT
 `
 
-// ownersText returns them as input of iptables-restore, in chains MINE.
+// ownersText returns ownersRules as input of iptables-restore, in chains MINE.
 func ownersText(family rules.Family) string {
 	address, last, bracketed, network := "10.1.2.3", "10.1.2.9", "10.1.2.3", "10.64.0.0/10"
 	unspecified, icmp, option, hops := "0.0.0.0", "-p icmp -m icmp", " --icmp-type ", "ttl"
@@ -198,13 +199,14 @@ func restoreText(t *testing.T, family rules.Family, text string, args ...string)
 	}
 }
 
-// asPrinted takes away the differences between versions of iptables: 1.8.7 prints a blank behind a
-// comment and two before the name of a log, and where the search for a string ends; all print two
-// blanks before an nfacct object.
+// asPrinted removes differences between versions of iptables. 1.8.7 prints a
+// blank after a comment, two before the name of a log, and the end of a string
+// search. All versions print two blanks before an nfacct object.
 var asPrinted = strings.NewReplacer(" \n", "\n", "--nfacct-name  ", "--nfacct-name ", "--nflog-prefix  ", "--nflog-prefix ", " --to 65535", "")
 
-// The words that are decoded are those that iptables-save prints, and make the same bytes again:
-// of kube-proxy's rules in 40 clusters and of the others' on a node.
+// The decoded words equal the output of iptables-save, and make the same bytes
+// again. The test uses kube-proxy's rules in 40 clusters and the rules of others
+// on a node.
 func TestWordsAreThoseOfIptables(t *testing.T) {
 	onNFT(t, func(t *testing.T, family rules.Family) {
 		ownersSets(t, family)
@@ -257,7 +259,8 @@ func wantEachByteInTheWords(t *testing.T, family rules.Family, raw []nft.Rule) {
 	}
 }
 
-// sameStatements reports whether two rules are of the same bytes, but for what IPv4 does not read.
+// sameStatements reports whether two rules have the same bytes, except for bytes
+// that IPv4 does not read.
 func sameStatements(family rules.Family, a, b nft.Rule) bool {
 	one, errA := statements(family, a)
 	other, errB := statements(family, b)
@@ -266,8 +269,8 @@ func sameStatements(family rules.Family, a, b nft.Rule) bool {
 	})
 }
 
-// savedText returns what iptables-save prints, without comments, counters and built-in chains'
-// lines.
+// savedText returns the output of iptables-save, without comments, counters and
+// built-in chains' lines.
 func savedText(t *testing.T, family rules.Family) string {
 	t.Helper()
 	var text strings.Builder
@@ -280,13 +283,14 @@ func savedText(t *testing.T, family rules.Family) string {
 	return text.String()
 }
 
-// decodedText returns the same of what is decoded, and the bytes of all rules.
+// decodedText returns the same text from decoded rules, and the bytes of all
+// rules.
 func decodedText(t *testing.T, conn *nft.Conn, family rules.Family) (text string, raw []nft.Rule) {
 	t.Helper()
 	var lines strings.Builder
 	numbers := &setNumbers{}
 	defer func() { _ = numbers.close() }()
-	set := nstest.Command(t, program(NFT, family, "-save")) // which tables and chains there are, in order
+	set := nstest.Command(t, program(NFT, family, "-save")) // all tables and chains, in order
 	table := ""
 	var chains []string
 	for line := range strings.Lines(set) {
@@ -325,8 +329,8 @@ func decodedText(t *testing.T, conn *nft.Conn, family rules.Family) (text string
 	return lines.String(), raw
 }
 
-// To learn the rules of kube-proxy, Docker and CNI plugins, to follow them and to put them back,
-// nothing is executed.
+// canaryd learns, follows and puts back the rules of kube-proxy, Docker and CNI
+// plugins, and executes nothing for them.
 func TestOwnersRulesExecuteNothing(t *testing.T) {
 	onNFT(t, func(t *testing.T, family rules.Family) {
 		var clusters []string
@@ -369,7 +373,7 @@ func TestOwnersRulesExecuteNothing(t *testing.T) {
 	})
 }
 
-// A rule of nft's own that iptables cannot print leaves the rules next to it their text.
+// iptables cannot print a rule of nft. The rules next to it keep their text.
 func TestRulesBesideOneOfNFT(t *testing.T) {
 	onNFT(t, func(t *testing.T, family rules.Family) {
 		ip := map[rules.Family]string{rules.IPv4: "ip", rules.IPv6: "ip6"}[family]
@@ -398,8 +402,9 @@ type statement struct {
 	says []byte
 }
 
-// statements returns the content of a rule's expressions. Versions differ in the registers that
-// they put values into, and in the ends of wide addresses, which IPv4 does not use.
+// statements returns the content of a rule's expressions. It leaves out
+// differences between versions: the registers of values, and the ends of wide
+// addresses, which IPv4 does not use.
 func statements(family rules.Family, r nft.Rule) ([]statement, error) {
 	var list []statement
 	err := r.Each(func(e nft.Expression) error {

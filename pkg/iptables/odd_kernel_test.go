@@ -10,8 +10,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// oddRules are rules that iptables takes and prints, but not so that it would read them back:
-// the arguments, their target, and why they have no text on legacy.
+// oddRules are rules that iptables accepts and prints, but whose printed text it
+// would not read back. Each has its arguments, its target, and the reason why it
+// has no text on legacy.
 var oddRules = []struct {
 	args           []string
 	target, reason string
@@ -35,15 +36,15 @@ var oddRules = []struct {
 	{slices.Concat(slices.Repeat([]string{"-m", "comment", "--comment", strings.Repeat(`"`, 255)}, 140), []string{"-j", "ACCEPT"}), "ACCEPT", "reads no line of more"},
 }
 
-// addOdd adds an odd rule, and reports whether this machine takes it.
+// addOdd adds an odd rule, and reports whether this machine accepts it.
 func addOdd(t *testing.T, backend Backend, family rules.Family, chain string, args []string) bool {
 	t.Helper()
 	_, err := tryTool(t, "", program(backend, family, ""), append([]string{"-w", "5", "-A", chain}, args...)...)
 	return err == nil
 }
 
-// However odd a rule is, it costs its own text, and no other rule's, of its chain or another: in
-// a read next to it, with the lock held, and again when everything is known.
+// An odd rule loses only its own text. No other rule of its chain or another may
+// lose its text: in a read next to it, under the lock, or afterwards.
 func TestAnOddRuleCostsItself(t *testing.T) {
 	onBoth(t, func(t *testing.T, backend Backend, family rules.Family) {
 		inet := map[rules.Family]string{rules.IPv4: "inet", rules.IPv6: "inet6"}[family]

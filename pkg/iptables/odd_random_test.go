@@ -14,9 +14,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// What iptables prints of a rule, put into a restore, yields the same bytes; or the rule is opaque;
-// or the restore refuses it, which a replay finds out by halves. CANARYD_ODD_RULES says how many
-// rules are drawn of each kind of node.
+// A restore of iptables' output for a rule yields the same bytes. Otherwise the
+// rule is opaque, or the restore refuses it, and a replay finds it by halves.
+// CANARYD_ODD_RULES sets how many rules are drawn of each kind of node.
 func TestWhatIsPrintedYieldsTheSameBytesOrIsOpaque(t *testing.T) {
 	seed, count := directSeed(t), testkit.Size(16, 40)
 	if text := os.Getenv("CANARYD_ODD_RULES"); text != "" {
@@ -52,8 +52,9 @@ func TestWhatIsPrintedYieldsTheSameBytesOrIsOpaque(t *testing.T) {
 			if reason, is := rule.Opaque(); is && !odd && backend == Legacy {
 				t.Errorf("%q is opaque: %s", args, reason)
 			} else if !is && !odd {
-				// iptables-nft writes some things in another way than it prints them, which is
-				// the same to the kernel: ! --dport 0:80 and --dport 81:65535.
+				// iptables-nft writes some things in another way than it prints
+				// them, such as ! --dport 0:80 and --dport 81:65535. To the
+				// kernel they are the same.
 				iptablesCommand(t, backend, family, "-F MINE")
 				nstest.CommandInput(t, "*filter\n-A MINE "+rule.Spec+"\nCOMMIT\n", program(backend, family, "-restore"), "--noflush")
 				rule, bytes = onlyRule(t, k, backend, family, "MINE")
@@ -78,8 +79,8 @@ func TestWhatIsPrintedYieldsTheSameBytesOrIsOpaque(t *testing.T) {
 	})
 }
 
-// onlyRule returns the one rule of a chain of filter, and what names its bytes; nothing if the
-// chain is empty.
+// onlyRule returns the one rule of a chain of filter, and an identifier of its
+// bytes. The rule is empty unless the chain has exactly one.
 func onlyRule(t *testing.T, k *Kernel, backend Backend, family rules.Family, chain string) (rules.Rule, string) {
 	t.Helper()
 	session := begin(t, k)
@@ -129,15 +130,16 @@ func oddWord(r *rand.Rand, most int) string {
 	return b.String()
 }
 
-// oddRule draws the arguments of a rule: any, or one with words that may be odd.
+// oddRule draws the arguments of a rule: a random rule, or one whose words may be
+// odd.
 func oddRule(r *rand.Rand, family rules.Family, sets []string) (args []string, odd bool) {
 	if r.IntN(3) == 0 {
 		return strings.Fields(randrules.Draw(r, family, rules.Filter).Spell(r)), false
 	}
-	// Without a mask iptables writes one of more bits than IPv4 has.
+	// Without a mask iptables writes a mask of more bits than IPv4 has.
 	mask := map[rules.Family]string{rules.IPv4: "255.255.255.255", rules.IPv6: "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"}[family]
 	device := func() string {
-		if word := oddWord(r, 15); word != "+" { // which is every one, and not written at all
+		if word := oddWord(r, 15); word != "+" { // it matches all, and is not written
 			return word
 		}
 		return "a"

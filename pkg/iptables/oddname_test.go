@@ -32,7 +32,7 @@ func TestOddExtensions(t *testing.T) {
 		{"recent", 1, at(240, 10, "!a"), "negation"},
 		{"hashlimit", 1, at(80, 0, "a\tb"), "a space"},
 		{"hashlimit", 1, at(80, 20, "a b"), ""},  // numbers
-		{"hashlimit", 3, at(320, 20, "a b"), ""}, // behind the end of the name
+		{"hashlimit", 3, at(320, 20, "a b"), ""}, // after the end of the name
 		{"physdev", 0, at(72, 32, `a"`), "a quote"},
 		{"string", 1, pattern("a b"), ""},
 		{"string", 1, pattern(`a\b`), "backslash"},
@@ -50,7 +50,7 @@ func TestOddExtensions(t *testing.T) {
 		{"cgroup", 0, at(8, 0, "a b"), ""}, // a class
 		{"cgroup", 2, append([]byte{1, 0, 0, 0}, "a b\nc"...), "line break"},
 		{"cgroup", 2, append([]byte{0, 1, 0, 0}, "a\n b"...), ""}, // a class
-		// Numbers that look like text.
+		// These numbers look like text.
 		{"tcp", 0, []byte("a b c d"), ""},
 		{"time", 0, []byte("a b c d"), ""},
 		{"esp", 0, []byte("a b c d"), ""},
@@ -71,7 +71,7 @@ func TestOddExtensions(t *testing.T) {
 	}
 }
 
-// FuzzOddExtension: no bytes may make it panic, and what it says is one line.
+// FuzzOddExtension: no bytes may cause a panic, and the output is one line.
 func FuzzOddExtension(f *testing.F) {
 	for _, name := range []string{"comment", "recent", "hashlimit", "physdev", "string", "CT", "u32"} {
 		f.Add(name, byte(1), []byte("a b\nc"))

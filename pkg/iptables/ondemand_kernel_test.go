@@ -10,8 +10,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// onDemandText has rules that belong before conntrack, and rules in security: NOTRACK in both of
-// its words, CT with a zone, a helper and events, and DROPs.
+// onDemandText has rules for packets before conntrack, and rules in security.
+// They are NOTRACK in both of its words, CT with a zone, a helper and events, and
+// DROPs.
 const onDemandText = `*raw
 :BEFORE - [0:0]
 -A PREROUTING -d {address} -p udp -m udp --dport 53 -m comment --comment "NodeLocal DNS Cache: skip conntrack" -j NOTRACK
@@ -29,8 +30,9 @@ COMMIT
 COMMIT
 `
 
-// TestRulesBeforeConntrack: the rules of raw and security come back by one Restore after a flush
-// of both, on nft by a transaction of our own. Neither table is made where no program has made it.
+// TestRulesBeforeConntrack: a flush empties raw and security, and one Restore
+// brings both back, on nft by canaryd's own transaction. canaryd never makes a
+// table that no program has made.
 func TestRulesBeforeConntrack(t *testing.T) {
 	onBoth(t, func(t *testing.T, backend Backend, family rules.Family) {
 		onDemand := []rules.TableName{rules.Raw, rules.Security}

@@ -14,14 +14,14 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestRiders: what another realm adds is written in the transaction of the tables, or not at all;
-// whatever becomes of it, the tables are back.
+// TestRiders: the transaction of the tables contains another realm's additions,
+// or they are not written at all. In every case the tables are back.
 func TestRiders(t *testing.T) {
 	type came struct {
 		Asked, Rode bool
-		Answer      string // what Sent heard, shortened
+		Answer      string // the error that Sent got, shortened
 		Moved       uint64 // transactions
-		Back        bool   // the tables are
+		Back        bool   // the tables are back
 	}
 	add := func(b *nft.Batch, table string, flags netlink.HeaderFlags) {
 		b.Begin(unix.NFT_MSG_NEWTABLE, flags, unix.NFPROTO_INET)
@@ -32,7 +32,7 @@ func TestRiders(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		cfg    Config
-		genid  int // of the rider, from that of the tables on
+		genid  int // of the rider, relative to the tables'
 		append func(*nft.Batch) error
 		meet   func(t *testing.T) // before the write
 		want   came
@@ -86,7 +86,7 @@ func TestRiders(t *testing.T) {
 				if diff := cmp.Diff(test.want, got); diff != "" {
 					t.Errorf("(-want +got)\n%s", diff)
 				}
-				// It was for one write only.
+				// The rider was for one write only.
 				got.Asked = false
 				for _, family := range rules.Families() {
 					mustRead(t, s, family)
@@ -100,7 +100,8 @@ func TestRiders(t *testing.T) {
 	}
 }
 
-// TestRidersGoWithTheLastStage: a replay in two stages takes the rider along with the second one.
+// TestRidersGoWithTheLastStage: a replay in two stages takes the rider along with
+// the second stage.
 func TestRidersGoWithTheLastStage(t *testing.T) {
 	onNamespace(t, func(t *testing.T) {
 		n := newLossyNode(t, Config{}, lossyRules)
@@ -126,8 +127,9 @@ func TestRidersGoWithTheLastStage(t *testing.T) {
 	})
 }
 
-// TestRidersOfRefusedTables: where the kernel refuses the tables, iptables-restore writes those
-// that it can. The rider is not written, and its sender hears that.
+// TestRidersOfRefusedTables: the kernel refuses the tables, so iptables-restore
+// writes the tables that it can. The rider is not written, and its sender gets
+// the error.
 func TestRidersOfRefusedTables(t *testing.T) {
 	onNamespace(t, func(t *testing.T) {
 		n, loop := newLoopingNode(t)

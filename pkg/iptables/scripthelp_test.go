@@ -15,7 +15,7 @@ func mustParseScripts(t testing.TB, text string) Scripts {
 	return scripts
 }
 
-// write hands a text to a session's Restore as the payload of one family.
+// write passes a text to a session's Restore as the payload of one family.
 func write(t testing.TB, s Session, family rules.Family, text string) (raced bool, err error) {
 	t.Helper()
 	written := s.Restore(t.Context(), Payload{family: mustParseScripts(t, text)})

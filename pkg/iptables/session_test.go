@@ -60,7 +60,7 @@ func TestSessionStale(t *testing.T) {
 		iptablesCommand(t, backend, family, "-A FOREIGN -p tcp --dport 1")
 		s := begin(t, k)
 		mustRead(t, s, family)
-		// A process that moves the lock gets past a legacy session.
+		// A process that moves the lock bypasses a legacy session.
 		nstest.Command(t, "env", "XTABLES_LOCKFILE=/run/another.lock", program(backend, family, ""), "-R", "FOREIGN", "1", "-p", "tcp", "--dport", "2")
 		wantRestore(t, s, family, payload, false, nft.ErrStale)
 		if got := mustProbe(t, k, family, Place{Table: rules.Mangle, Chain: "X"}).Holdings[Place{Table: rules.Mangle, Chain: "X"}]; got.Presence == Present {
@@ -71,8 +71,8 @@ func TestSessionStale(t *testing.T) {
 	})
 }
 
-// standInRestore replaces iptables-restore by a script in which $RESTORE is
-// the real one.
+// standInRestore replaces iptables-restore by a script in which $RESTORE is the
+// real program.
 func standInRestore(t *testing.T, k *Kernel, family rules.Family, script string) {
 	t.Helper()
 	path := t.TempDir() + "/restore"
@@ -85,8 +85,8 @@ func standInRestore(t *testing.T, k *Kernel, family rules.Family, script string)
 	k.tools[family] = tools
 }
 
-// passTrials is for standInRestore: the real one writes chains of texts, and the rest of the script
-// sees the write alone.
+// passTrials is for standInRestore: the real program writes chains of texts, and
+// the rest of the script gets only the write.
 const passTrials = `cat >"$0.in"; grep -q ` + TextChain + ` "$0.in" && exec "$RESTORE" "$@" <"$0.in"; exec <"$0.in"; `
 
 func TestSessionRaced(t *testing.T) {
@@ -127,8 +127,8 @@ func TestSessionAfterRefusal(t *testing.T) {
 	})
 }
 
-// TestSessionStages: stages are written one after the other, each under guard. Who
-// writes between two of them makes the later one stale, and only that.
+// TestSessionStages: stages are written one after the other, each under guard. A
+// writer between two stages makes only the later stage stale.
 func TestSessionStages(t *testing.T) {
 	onBoth(t, func(t *testing.T, backend Backend, family rules.Family) {
 		k := openKernel(t, Config{Backend: backend})
@@ -151,12 +151,13 @@ func TestSessionStages(t *testing.T) {
 			t.Errorf("after two stages (-want +got):\n%s", diff)
 		}
 
-		// What writes the first stage lets another process write behind it.
+		// The stand-in writes the first stage, and then lets another process
+		// write.
 		standInRestore(t, k, family, passTrials+`"$RESTORE" "$@" && XTABLES_LOCKFILE=/run/another.lock `+program(backend, family, "")+` -w 5 -t mangle -N FOREIGN$$`)
 		w = s.Restore(t.Context(), stage("filter", "by-text"), stage("nat", "canaryd-3"))[family]
 		want := Written{Stages: 1, Err: nft.ErrStale, Raced: true, Detour: w.Detour}
 		if backend == Legacy {
-			// It reads what it left behind the restore, the foreign chain among it.
+			// It reads the tables after the restore, including the foreign chain.
 			want = Written{Stages: 2}
 		}
 		if diff := cmp.Diff(want, w, cmpopts.EquateErrors(), cmpopts.IgnoreFields(Written{}, "At", "Kernel")); diff != "" {
@@ -166,8 +167,8 @@ func TestSessionStages(t *testing.T) {
 			return
 		}
 
-		// Without a guard the second stage is not of the state before the first: the rule
-		// that the new one goes before is gone by then.
+		// Without a guard the second stage may not match the state before the
+		// first: the rule at the place of the insertion was deleted.
 		standInRestore(t, k, family, passTrials+program(backend, family, "")+` -w 5 -t nat -F X && "$RESTORE" "$@"`)
 		insert := Payload{family: mustParseScripts(t, "*nat\n-I X 1 -m comment --comment \"canaryd-4\"\nCOMMIT\n")}
 		w = s.RestoreAnyway(t.Context(), stage("filter", "by-text-too"), insert)[family]
@@ -184,7 +185,7 @@ func TestSessionRestoreOutlivesContext(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		k := openKernel(t, Config{Backend: NFT})
 		k.cfg.RestoreTimeout = 300 * time.Millisecond
-		standInRestore(t, k, rules.IPv4, "sleep 86400 & sleep 86400") // killed, or this test does not end
+		standInRestore(t, k, rules.IPv4, "sleep 86400 & sleep 86400") // killed, or the test never ends
 		s := begin(t, k)
 		mustRead(t, s, rules.IPv4)
 		_, err := write(t, s, rules.IPv4, payload)
@@ -205,7 +206,8 @@ func TestSessionLock(t *testing.T) {
 		if _, err := k.Begin(t.Context()); !errors.Is(err, ErrLocked) {
 			t.Errorf("a second session begins with %v, want ErrLocked", err)
 		}
-		// Others are kept out; our own child is not, although it locks too.
+		// The lock excludes other processes, but not our own child, although the
+		// child locks too.
 		out := nstest.Command(t, "sh", "-c", "iptables-legacy -w 1 -N FOREIGN 2>&1; echo exit $?")
 		if !strings.Contains(out, "exit 4") {
 			t.Errorf("another iptables beside a session: %s", out)
@@ -362,8 +364,9 @@ func TestCommandBounds(t *testing.T) {
 	}
 }
 
-// A restore that reads a rule's word as an option of its own ends with 0 and writes nothing: that
-// is a refusal. A rule without a text never comes so far.
+// A restore that reads a rule's word as an option of its own exits with 0 and
+// writes nothing. That must count as a refusal. A rule without a text never
+// reaches it.
 func TestARestoreThatPrintsIsRefused(t *testing.T) {
 	onBoth(t, func(t *testing.T, backend Backend, family rules.Family) {
 		k := openKernel(t, Config{Backend: backend, Replay: ReplayText})

@@ -7,7 +7,7 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 )
 
-// Kernels before 4.20 are asked in another way, and give the same answers.
+// Kernels before 4.20 need another request, and give the same answers.
 func TestNumbersOfIpsetsByOption(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "ipset")

@@ -9,7 +9,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestStampUrgent: which tables are worth a probeOnly; in the middle is nat.
+// TestStampUrgent: the stamp selects the tables for a probeOnly; the middle one
+// is nat.
 func TestStampUrgent(t *testing.T) {
 	const large = 8 << 20
 	nat := func(value uint64, size uint32) Stamp {

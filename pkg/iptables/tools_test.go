@@ -85,7 +85,7 @@ func TestFindToolsMissing(t *testing.T) {
 	}
 }
 
-// A machine whose /usr/sbin holds nothing but what the test puts there.
+// onlyPrograms makes a machine whose /usr/sbin has only the test's programs.
 func onlyPrograms(t *testing.T, names map[string]string) {
 	t.Helper()
 	content := map[string][]byte{}
@@ -123,7 +123,7 @@ func TestOpenPrograms(t *testing.T) {
 		programs map[string]string
 		cfg      Config
 		families []rules.Family
-		disabled string // why IPv6 is
+		disabled string // the reason why IPv6 is disabled
 		err      string
 	}{
 		{name: "none", cfg: Config{Backend: NFT}, families: rules.Families()},

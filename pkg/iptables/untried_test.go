@@ -15,8 +15,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// On legacy a flush may come before the first read under the lock tries the text of a new rule. The
-// rule comes back by its bytes then, and the replay is proved. Its text is tried later.
+// On legacy a flush may precede the first read under the lock, which tries the
+// text of a new rule. Then the rule comes back by its bytes, and the replay is
+// proved. Its text is tried later.
 func TestARuleThatIsFlushedBeforeItsTrial(t *testing.T) {
 	onUntried(t, []string{
 		"-N MINE",
@@ -30,7 +31,8 @@ func TestARuleThatIsFlushedBeforeItsTrial(t *testing.T) {
 		place := iptables.Place{Table: rules.Filter, Chain: "MINE"}
 		before := n.bytes()
 		n.run("-F")
-		// Another owner writes one of the same bytes: its text is tried before the write.
+		// Another owner writes a rule of the same bytes: its text is tried before
+		// the write.
 		n.run("-A OTHER -m limit --limit 5/min -j ACCEPT")
 		n.heal()
 		if diff := cmp.Diff(before[place], n.bytes()[place]); diff != "" {
@@ -53,8 +55,9 @@ func TestARuleThatIsFlushedBeforeItsTrial(t *testing.T) {
 	})
 }
 
-// An owner puts back one of two jumps that were learned without a text, before canaryd does. The
-// read under the lock finds the text of that one, which says nothing about the other jump.
+// canaryd learned two jumps without a text. Their owner puts back one of them
+// before canaryd does. The read under the lock finds the text of that jump, which
+// says nothing about the other.
 func TestAnOwnerPutsBackOneOfTwoUntriedJumps(t *testing.T) {
 	onUntried(t, []string{
 		"-N MINE",
@@ -131,7 +134,7 @@ func onUntried(t *testing.T, commands []string, test func(*untriedNode)) {
 	}
 }
 
-// run runs a command of iptables-legacy, and returns what it prints.
+// run executes a command of iptables-legacy, and returns its output.
 func (n *untriedNode) run(command string) string {
 	n.Helper()
 	return nstest.Command(n.T, iptables.Program(iptables.Legacy, n.family, ""), append([]string{"-w", "5"}, strings.Fields(command)...)...)

@@ -17,7 +17,7 @@ import (
 )
 
 // TestTablesThatComeLaterAreListed: the kernel's list is read again each time,
-// though its file is opened once.
+// although its file is opened once.
 func TestTablesThatComeLaterAreListed(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-legacy", "ip6tables-legacy")
@@ -44,9 +44,10 @@ func TestTablesThatComeLaterAreListed(t *testing.T) {
 	})
 }
 
-// TestEntriesFitTheirShape: another process moves a rule from one built-in chain to the
-// other and back, which changes where chains begin and not how large the table
-// is. With the shape of one and the entries of the other, a policy looks like a rule.
+// TestEntriesFitTheirShape: another process moves a rule from one built-in chain
+// to the other and back. That changes where chains begin, but not the size of the
+// table. With the shape of one state and the entries of the other, a policy looks
+// like a rule.
 func TestEntriesFitTheirShape(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-legacy", "iptables-legacy-restore")

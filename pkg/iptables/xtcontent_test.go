@@ -18,8 +18,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// Whatever a script does to whatever a legacy table holds: iptables-restore and the replaced table
-// leave the same behind, and where iptables-restore fails nothing is written.
+// For random legacy tables and scripts, iptables-restore and the replaced table
+// have the same result. If iptables-restore fails, nothing is written.
 func TestAReplacedTableIsWhatTheTextMakes(t *testing.T) {
 	seed := directSeed(t)
 	onTrials(t, func(t *testing.T, k *Kernel, family rules.Family) {
@@ -71,8 +71,9 @@ func TestAReplacedTableIsWhatTheTextMakes(t *testing.T) {
 	})
 }
 
-// While a script with a rule that has no text is written again and again, no look at the table
-// shows a part of it. The one chain that comes and goes is not reached by any packet.
+// A script with a rule that has no text is written again and again. No look at
+// the table may show a part of the script. Each write makes and deletes one
+// chain, which no packet reaches.
 func TestAReplacedTableIsNeverSeenInPart(t *testing.T) {
 	onTrials(t, func(t *testing.T, k *Kernel, family rules.Family) {
 		odd, plain := lineBreak(t, k, family)
@@ -140,8 +141,8 @@ func TestAReplacedTableIsNeverSeenInPart(t *testing.T) {
 	})
 }
 
-// A chain that does not end in a verdict is none that iptables wrote: its last entry may be a rule,
-// which a change of the chain would take for its end.
+// iptables ends every chain with a verdict. The last entry of another chain may
+// be a rule, and a change of the chain would take it for the end.
 func TestAChainWithoutAVerdictIsRefused(t *testing.T) {
 	info, data := sampleTable(rules.IPv4)
 	content, err := takeApart(rules.IPv4, info, data)
@@ -159,8 +160,8 @@ func TestAChainWithoutAVerdictIsRefused(t *testing.T) {
 	}
 }
 
-// Whatever bytes are taken for a table or for a rule: nothing panics, and what is put together says
-// what was taken apart.
+// FuzzTakeApart: any bytes are taken for a table or for a rule. Nothing may
+// panic, and assembling a parsed table must yield the same content.
 func FuzzTakeApart(f *testing.F) {
 	for _, family := range rules.Families() {
 		info, data := sampleTable(family)

@@ -15,8 +15,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// One rule whose bytes the kernel refuses costs itself, on both backends: all others are back, one
-// among them that jumps by its bytes to a chain that was removed.
+// The kernel refuses the bytes of one rule. On both backends all other rules must
+// be back. One of them jumps by its bytes to a chain that was removed.
 func TestBytesThatAreRefusedCostThemselves(t *testing.T) {
 	iptables.OnBoth(t, func(t *testing.T, backend iptables.Backend, family rules.Family) {
 		program := iptables.Program(backend, family, "")

@@ -17,8 +17,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// On legacy, too, rules without a text come back byte for byte, in a chain of the user's and in a
-// built-in one, each in its place; and nothing else of the table changes, not even a count.
+// On legacy, too, rules without a text come back byte for byte, in a user's chain
+// and in a built-in one, each in its place. Nothing else of the table changes,
+// not even a count.
 func TestLegacyOddRulesComeBackByteForByte(t *testing.T) {
 	onTrials(t, func(t *testing.T, k *Kernel, family rules.Family) {
 		restore := program(Legacy, family, "-restore")
@@ -34,7 +35,7 @@ func TestLegacyOddRulesComeBackByteForByte(t *testing.T) {
 			taken++
 		}
 		for _, odd := range oddRules {
-			if !slices.Contains(odd.args, "set") { // it holds the kernel's number of the set
+			if !slices.Contains(odd.args, "set") { // it contains the kernel's number of the set
 				add(odd.args)
 			}
 		}
@@ -97,7 +98,7 @@ func TestLegacyOddRulesComeBackByteForByte(t *testing.T) {
 	})
 }
 
-// labels are rules as people read them, with the digests of their bytes.
+// labels returns rules as people read them, with the digests of their bytes.
 func labels(list []rules.Rule) (labels []string) {
 	for _, r := range list {
 		labels = append(labels, r.Label())
@@ -105,13 +106,13 @@ func labels(list []rules.Rule) (labels []string) {
 	return labels
 }
 
-// savedLines returns what iptables-legacy saves of table filter, with its counts.
+// savedLines returns iptables-legacy's output for table filter, with its counts.
 func savedLines(t *testing.T, family rules.Family) []string {
 	t.Helper()
 	return withoutCounters(nstest.Command(t, program(Legacy, family, "-save"), "-c", "-t", "filter"))
 }
 
-// bytesOf returns what the kernel holds of a chain, as RuleBytes does.
+// bytesOf returns the bytes of a chain's rules in the kernel, as RuleBytes does.
 func bytesOf(t *testing.T, family rules.Family, chain string) []string {
 	t.Helper()
 	s, err := openXT(family)
@@ -133,14 +134,14 @@ func bytesOf(t *testing.T, family rules.Family, chain string) []string {
 	return found
 }
 
-// Once a table of a family is written it is too late to call the read stale: the rules would count
-// as not written. Another process that writes to the second table meanwhile keeps its rule, and the
-// answer says that it raced.
+// Once one table of a family is written, the read must not count as stale: the
+// written rules would count as missing. If another process writes to the second
+// table meanwhile, its rule stays, and the result says that the write raced.
 func TestTheSecondTableOfLegacyBytesIsNeverStale(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
-		behind uintptr // the option of the question behind which the process writes; 0: before it reads the entries
-		always bool    // it writes at each read, and not at the first one only
+		behind uintptr // the process writes after a question with this option; 0: before the entries are read
+		always bool    // it writes at each read, not only at the first
 	}{
 		{"while iptables-restore writes the rules that have a text", 0, false},
 		{"before the entries are read once more", soGetEntries, false},
@@ -205,8 +206,9 @@ func TestTheSecondTableOfLegacyBytesIsNeverStale(t *testing.T) {
 	}
 }
 
-// A rule that was written by its bytes is read as it was written, in its chain. The same rule in
-// another chain keeps its text, so that no owner seems to have changed it.
+// A rule that was written by its bytes is read back unchanged in its chain. The
+// same rule in another chain keeps its text, so that no owner seems to have
+// changed it.
 func TestLegacyBytesHideNoTextElsewhere(t *testing.T) {
 	onTrials(t, func(t *testing.T, k *Kernel, family rules.Family) {
 		for _, command := range []string{"-N MINE", "-N OTHER", "-A MINE -m limit --limit 5/min -j ACCEPT", "-A OTHER -m limit --limit 5/min -j ACCEPT"} {
@@ -223,7 +225,7 @@ func TestLegacyBytesHideNoTextElsewhere(t *testing.T) {
 			if diff := cmp.Diff([][]rules.Rule{untried, text}, [][]rules.Rule{now.Rules("MINE"), now.Rules("OTHER")}); diff != "" {
 				t.Errorf("read %d (-want +got):\n%s", try, diff)
 			}
-			iptablesOf(t, family, "-A", "OTHER", "-p", "tcp") // so that it is read again
+			iptablesOf(t, family, "-A", "OTHER", "-p", "tcp") // makes canaryd read it again
 			text = append(text, rules.Rule{Spec: "-p tcp"})
 		}
 	})
@@ -239,7 +241,8 @@ func iptablesOf(t *testing.T, family rules.Family, args ...string) {
 	}
 }
 
-// lineBreak is a rule that has no text with any iptables, and one that has.
+// lineBreak returns a rule that has no text with any iptables, and a rule with a
+// text.
 func lineBreak(t *testing.T, k *Kernel, family rules.Family) (odd, plain rules.Rule) {
 	t.Helper()
 	iptablesCommand(t, Legacy, family, "-N MINE")
@@ -252,8 +255,8 @@ func lineBreak(t *testing.T, k *Kernel, family rules.Family) (odd, plain rules.R
 	return list[0], list[1]
 }
 
-// Where the kernel refuses the bytes, or they make no rule, the table is as it was, and the error
-// says that it is for a rule without a text.
+// If the kernel refuses the bytes, or they make no rule, the table is unchanged,
+// and the error names the rule without a text.
 func TestLegacyBytesThatAreRefusedChangeNothing(t *testing.T) {
 	onTrials(t, func(t *testing.T, k *Kernel, family rules.Family) {
 		odd, plain := lineBreak(t, k, family)
@@ -290,13 +293,14 @@ func TestLegacyBytesThatAreRefusedChangeNothing(t *testing.T) {
 	})
 }
 
-// A process that ignores the lock writes while rules are written by their bytes. Its rule stands
-// afterwards, nothing of the script does, and the caller has to read again.
+// A process that ignores the lock writes while canaryd writes rules by their
+// bytes. Its rule stays, no part of the script is written, and the caller has to
+// read again.
 func TestLegacyBytesAreNotWrittenOverAnothersRules(t *testing.T) {
 	for _, tt := range []struct {
 		when   string
-		read   int     // of the table's entries; the first one notes what it holds
-		behind uintptr // the option of the question behind which the process writes; 0: before the read
+		read   int     // of the table's entries; the first read notes them
+		behind uintptr // the process writes after a question with this option; 0: before the read
 	}{
 		{"before the digest is compared", 2, 0},
 		{"while iptables-restore writes the rules that have a text", 3, 0},

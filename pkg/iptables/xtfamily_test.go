@@ -40,7 +40,7 @@ func learnLegacy(t *testing.T, k *Kernel, family rules.Family) {
 	}
 }
 
-// withoutSave calls f while iptables-save does nothing but fail.
+// withoutSave calls f while iptables-save always fails.
 func withoutSave(t *testing.T, k *Kernel, family rules.Family, f func()) {
 	t.Helper()
 	real := k.tools[family]
@@ -71,7 +71,8 @@ func wantKnown(t *testing.T, k *Kernel, family rules.Family, after string) {
 	})
 }
 
-// spelt is what a Snapshot says, to the letter: Rules are equal by their meaning.
+// spelt returns a Snapshot to the letter, because Rules are equal by their
+// meaning.
 func spelt(set rules.Ruleset, unreadable map[rules.TableName]error) (lines []string) {
 	for _, name := range slices.Sorted(maps.Keys(set)) {
 		lines = append(lines, "*"+string(name))
@@ -85,7 +86,7 @@ func spelt(set rules.Ruleset, unreadable map[rules.TableName]error) (lines []str
 	return append(lines, fmt.Sprint(unreadable))
 }
 
-// unknownOf returns the rules of which the lexicon does not know the text.
+// unknownOf returns the rules whose text the lexicon does not know.
 func unknownOf(t *testing.T, k *Kernel, family rules.Family, saved rules.Ruleset) (list []string) {
 	t.Helper()
 	seen, err := k.walk(t.Context(), family)
@@ -113,15 +114,15 @@ func wantUnknown(t *testing.T, k *Kernel, family rules.Family, after string) {
 	})
 }
 
-// saveLegacy returns everything as text; restored into tables of which some
-// stands, no chain begins where it did.
+// saveLegacy returns everything as text. After a restore into tables that already
+// have rules, every chain begins elsewhere.
 func saveLegacy(t *testing.T, family rules.Family) string {
 	t.Helper()
 	return nstest.Command(t, program(Legacy, family, "-save"))
 }
 
-// For the rules of all clusters of the corpus: what was learned under the lock is
-// known again, also after a flush and at other places of the table.
+// canaryd learns the rules of all clusters of the corpus under the lock. It must
+// know them again after a flush and at other places of the table.
 func TestLegacyCorpusIsReadWithoutExecutingAnything(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-legacy", "ip6tables-legacy")
@@ -161,7 +162,7 @@ func TestLegacyRandomRulesAreReadWithoutExecutingAnything(t *testing.T) {
 			var drawn []string
 			for range draws {
 				rule := randrules.Draw(r, family, table).Spell(r)
-				if strings.Count(rule, "--comment") < 2 { // which of them it is, is not distinguished
+				if strings.Count(rule, "--comment") < 2 { // two comments are not distinguished
 					drawn = append(drawn, "-A X "+rule+"\n")
 				}
 			}
@@ -181,7 +182,7 @@ func TestLegacyRandomRulesAreReadWithoutExecutingAnything(t *testing.T) {
 	})
 }
 
-// Every change of a rule is a rule that was not met.
+// Every change of a rule makes an unknown rule.
 func TestLegacyChangesAreNotKnown(t *testing.T) {
 	onLegacy(t, func(t *testing.T, k *Kernel, family rules.Family) {
 		run := func(line string) { t.Helper(); iptablesCommand(t, Legacy, family, line) }
@@ -209,8 +210,8 @@ func TestLegacyChangesAreNotKnown(t *testing.T) {
 	})
 }
 
-// What iptables makes of a rule as it is saved are not always the bytes that it
-// made of it first. That alone is no change of anything.
+// iptables does not always make the same bytes of a rule and of its saved text.
+// That difference alone does not count as a change.
 func TestLegacyKnowsARecentThatWasSaved(t *testing.T) {
 	onLegacy(t, func(t *testing.T, k *Kernel, family rules.Family) {
 		iptablesCommand(t, Legacy, family, "-t nat -N X")
@@ -228,7 +229,7 @@ func TestLegacyKnowsARecentThatWasSaved(t *testing.T) {
 	})
 }
 
-// The index by which a rule names an ipset may be another set's tomorrow.
+// The index by which a rule names an ipset may belong to another set later.
 func TestLegacySetsAreAskedForEachTime(t *testing.T) {
 	onLegacy(t, func(t *testing.T, k *Kernel, family rules.Family) {
 		nstest.NeedProgram(t, "ipset")
@@ -245,15 +246,15 @@ func TestLegacySetsAreAskedForEachTime(t *testing.T) {
 		wantUnknown(t, k, family, "a rule with a set")
 		iptablesCommand(t, Legacy, family, "-t nat -F X")
 		nstest.Command(t, "ipset", "destroy", "one")
-		want := put("two") // which has the index of the first
+		want := put("two") // gets the index of the first
 		if got := mustRead(t, k, family).Tables[rules.Nat].Chain("X").Rules[0].Spec; got != want {
 			t.Errorf("with another set the rule is %q, want %q", got, want)
 		}
 	})
 }
 
-// Without the lock, what was printed may be of another moment than what was walked;
-// and under it, if another process ignores it.
+// Without the lock, iptables-save's output and the walk may be of different
+// moments. The same holds under the lock, if another process ignores it.
 func TestLegacyLearnsUnderTheLockOnly(t *testing.T) {
 	onLegacy(t, func(t *testing.T, k *Kernel, family rules.Family) {
 		iptablesCommand(t, Legacy, family, "-t nat -N X")
@@ -277,7 +278,7 @@ func TestLegacyLearnsUnderTheLockOnly(t *testing.T) {
 	})
 }
 
-// Between a flush and its proof nothing is executed but iptables-restore.
+// Between a flush and its proof canaryd executes nothing but iptables-restore.
 func TestLegacyReplayIsProvedWithoutExecutingAnything(t *testing.T) {
 	onLegacy(t, func(t *testing.T, k *Kernel, family rules.Family) {
 		const text = "*nat\n:X - [0:0]\n:Y - [0:0]\n-A X -p tcp -m tcp --dport 80 -j Y\n-A Y -j RETURN\nCOMMIT\n"

@@ -13,7 +13,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// sampleText is what iptables would print for sampleTable.
+// sampleText is iptables' output for sampleTable.
 func sampleText() rules.Ruleset {
 	t := rules.NewTable(rules.Filter)
 	t.Add(rules.Chain{Name: "INPUT", Policy: "ACCEPT", Rules: []rules.Rule{
@@ -62,8 +62,8 @@ func TestXTLexiconSaysWhatWasPrintedOfTheSame(t *testing.T) {
 	}
 }
 
-// What was printed must at least have the comment and the target that the bytes
-// have, as many rules, and always the same words.
+// The printed rules must have the bytes' comment and target, the same number of
+// rules, and always the same words.
 func TestXTLexiconDoubts(t *testing.T) {
 	for name, wrong := range map[string]rules.Rule{
 		"another comment": {Spec: "-m comment --comment ecnon"},
@@ -92,8 +92,8 @@ func TestXTLexiconDoubts(t *testing.T) {
 	}
 }
 
-// A chain that ends in no way that iptables knows, a verdict without a name, and a
-// jump to no chain's beginning are no rule's words.
+// Odd entries have no words. These are a chain with an end that iptables does not
+// know, a verdict without a name, and a jump into a chain's middle.
 func TestXTLexiconLeavesOddTablesToIptables(t *testing.T) {
 	build := func(policy, end, goal int32) (xtInfo, []byte) {
 		b := xtBuilder{layout: xtLayoutOf(rules.IPv4)}
@@ -130,7 +130,8 @@ func TestXTLexiconLeavesOddTablesToIptables(t *testing.T) {
 	}
 }
 
-// No kernel makes such tables; nothing may be said of them, and nothing may panic.
+// No kernel makes such tables. The lexicon must not name their rules, and must
+// not panic.
 func TestXTLexiconRefusesMalformedTables(t *testing.T) {
 	layout := xtLayoutOf(rules.IPv4)
 	stray := xtBuilder{layout: layout}
@@ -186,8 +187,8 @@ func TestXTLexiconForgetsWhatIsNotMetForLong(t *testing.T) {
 	})
 }
 
-// Two rules of which the bytes differ in what matters are not printed in the same words: the second
-// is opaque, and a chain that holds it is not the one that was written.
+// iptables prints two rules in the same words, although they differ in relevant
+// bytes. The second is opaque, and its chain does not count as the written one.
 func TestXTLexiconComparesBytes(t *testing.T) {
 	for _, family := range rules.Families() {
 		l := newXTLexicon(false)
@@ -200,7 +201,8 @@ func TestXTLexiconComparesBytes(t *testing.T) {
 		if agreed || !opaque || !strings.Contains(reason, "other bytes") {
 			t.Errorf("%s: the rule of another address is %q", family, set[rules.Filter].Chain("INPUT").Rules[0])
 		}
-		// Until another try may do better it stays so, and nothing is executed for it.
+		// Until another try succeeds the rule stays opaque, and nothing is
+		// executed for it.
 		l.learn(walked, set)
 		again, known := l.ruleset(walked, nothingEarlier)
 		if !known || again[rules.Filter].Chain("INPUT").Rules[0] != set[rules.Filter].Chain("INPUT").Rules[0] {

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// FuzzListing: no line that "-S CHAIN NUMBER" printed is taken for a rule twice, none is split, and
-// none goes to a chain that was not asked for.
+// FuzzListing: no line of "-S CHAIN NUMBER" is taken for a rule twice, and none
+// is split. No line is assigned to a chain that was not requested.
 func FuzzListing(f *testing.F) {
 	f.Add("-A A -j RETURN\n-A INPUT -j A\n")
 	f.Add("-A A -m comment --comment \"x\ny\" -j DROP\n")

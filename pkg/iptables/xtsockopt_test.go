@@ -15,8 +15,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestQuestionsGetNoSignals: while the kernel is asked, the thread has all signals blocked but
-// the two that cannot be; before and after it, it has none.
+// TestQuestionsGetNoSignals: during a question to the kernel the thread blocks
+// all signals but the two that cannot be blocked. Before and after it, the thread
+// blocks none.
 func TestQuestionsGetNoSignals(t *testing.T) {
 	blocked := func() string {
 		text, err := os.ReadFile("/proc/thread-self/status")
@@ -41,8 +42,8 @@ func TestQuestionsGetNoSignals(t *testing.T) {
 	}
 }
 
-// TestFaultIsAskedAgain: EFAULT is the end of bpfilter's process, which the kernel starts again
-// for the next question. Each other error is an answer.
+// TestFaultIsAskedAgain: EFAULT means that bpfilter's process has ended. The
+// kernel starts it again for the next question. Each other error is an answer.
 func TestFaultIsAskedAgain(t *testing.T) {
 	for _, c := range []struct {
 		answers []error
@@ -69,8 +70,9 @@ func TestFaultIsAskedAgain(t *testing.T) {
 	}
 }
 
-// TestStrangeAnswers: a kernel that takes a malformed question has no legacy iptables if it lists
-// no table. If it lists one, what that holds is unknown, and not nothing.
+// TestStrangeAnswers: a kernel accepts a malformed question. If it lists no
+// table, it has no legacy iptables. If it lists a table, the table's content is
+// unknown, and not empty.
 func TestStrangeAnswers(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-legacy")

@@ -8,12 +8,13 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestLegacyChainGoesDuringRead: an owner that removes a chain between the walk and the program
-// that prints it makes nothing unknown; one that removes chains all the time does.
+// TestLegacyChainGoesDuringRead: an owner deletes a chain between the walk and
+// the program that prints it. Everything stays known, unless the owner deletes
+// chains all the time.
 func TestLegacyChainGoesDuringRead(t *testing.T) {
 	for _, c := range []struct {
 		name     string
-		going    int // chains that go, one each time a family is printed
+		going    int // chains to delete, one each time a family is printed
 		readable bool
 	}{{"once", 1, true}, {"each time", spellTries, false}} {
 		t.Run(c.name, func(t *testing.T) {

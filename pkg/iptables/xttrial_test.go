@@ -12,8 +12,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// twins are matches of which iptables-legacy 1.8.9 prints what it prints of another one, too: what
-// never matches, and what its words say.
+// twins are matches that iptables-legacy 1.8.9 prints in the same words. The
+// first never matches; the second matches as the words say.
 var twins = []struct{ never, always string }{
 	{"! -i +", ""},
 	{"! -o +", ""},
@@ -53,9 +53,10 @@ func guarded(t *testing.T, k *Kernel, family rules.Family) Snapshot {
 	return got
 }
 
-// A rule whose text is that of another rule is opaque as soon as a Session has read it, and before.
-// The rule that the text leads to keeps it, whichever of the two came first. 1.8.11
-// prints each in words of its own, and both keep their text.
+// Two rules have the same printed text. The rule that the text does not describe
+// is opaque as soon as a Session has read it, and before. The other rule keeps
+// the text, whichever of the two was first. 1.8.11 prints each in words of its
+// own, and both keep their text.
 func TestATextOfAnotherRuleIsNotTheRules(t *testing.T) {
 	onTrials(t, func(t *testing.T, k *Kernel, family rules.Family) {
 		taken := 0
@@ -119,8 +120,8 @@ func withoutCounters(saved string) []string {
 	return slices.DeleteFunc(strings.Split(saved, "\n"), func(line string) bool { return strings.HasPrefix(line, "#") })
 }
 
-// What the kernel holds after a restore of ours is compared by its bytes, even if the words are
-// the same: the proof of a replay sees another rule.
+// After a restore canaryd compares the kernel's rules by their bytes, even if the
+// words are the same. So the proof of a replay sees another rule.
 func TestAProofComparesBytes(t *testing.T) {
 	onTrials(t, func(t *testing.T, k *Kernel, family rules.Family) {
 		iptablesCommand(t, Legacy, family, "-N MINE")
@@ -139,7 +140,8 @@ func TestAProofComparesBytes(t *testing.T) {
 	})
 }
 
-// A rule that names an ipset is tried by its words and its bytes but for the set's number.
+// A rule that names an ipset is tried by its words, and by its bytes without the
+// set's number.
 func TestATextWithASetIsTried(t *testing.T) {
 	onTrials(t, func(t *testing.T, k *Kernel, family rules.Family) {
 		inet := map[rules.Family]string{rules.IPv4: "inet", rules.IPv6: "inet6"}[family]
@@ -167,8 +169,8 @@ func TestATextWithASetIsTried(t *testing.T) {
 	})
 }
 
-// What kube-proxy, kubelet and CNI plugins write needs no trial: all of it is plain, and has its
-// text.
+// The rules of kube-proxy, kubelet and CNI plugins need no trial: all of them are
+// plain, and have their text.
 func TestOrdinaryRulesNeedNoTrial(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-legacy", "ip6tables-legacy")
@@ -200,8 +202,8 @@ func TestOrdinaryRulesNeedNoTrial(t *testing.T) {
 	})
 }
 
-// The text of kube-proxy's rules with an nfacct match is known at the first read, without the
-// lock: a flush may come before the next read under it.
+// The text of kube-proxy's rules with an nfacct match is known at the first read,
+// without the lock. A flush may precede the next read under the lock.
 func TestAnAccountNeedsNoTrial(t *testing.T) {
 	onTrials(t, func(t *testing.T, k *Kernel, family rules.Family) {
 		if err := (&Sets{}).Account(t.Context(), "localhost_nps_accepted_pkts"); err != nil {

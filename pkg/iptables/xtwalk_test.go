@@ -53,7 +53,7 @@ func errorTarget(name string) []byte {
 	return ext(xtError, data)
 }
 
-// fallThrough is the verdict "go to the next entry" of an entry added now.
+// fallThrough appends an entry whose verdict leads to the next entry.
 func (b *xtBuilder) fallThrough(matches ...[]byte) {
 	size := len(b.data) + b.layout.size + len(verdict(0))
 	for _, m := range matches {
@@ -129,7 +129,7 @@ func TestXTLookMasksCounters(t *testing.T) {
 	}
 }
 
-// A shape is that of the entries only if policies stand where it says.
+// A shape fits the entries only if it has the policies in their places.
 func TestShapesFit(t *testing.T) {
 	for _, family := range rules.Families() {
 		layout := xtLayoutOf(family)
@@ -190,7 +190,7 @@ func FuzzWalkEntries(f *testing.F) {
 		if v6 {
 			family = rules.IPv6
 		}
-		data = bytes.Clone(data) // which is masked, and the fuzzer's own must stay as they are
+		data = bytes.Clone(data) // masked below, but the fuzzer's data must not change
 		info := xtInfo{validHooks: hooks, hookEntry: [5]uint32{0, first, 0, second, 0}, underflow: [5]uint32{0, first, 0, second, 0}}
 		info.fits(family, data)
 		look := newXTProbe(family, []Place{{Table: rules.Filter, Chain: "INPUT"}, {Table: rules.Filter, Chain: "X"}})
@@ -204,8 +204,8 @@ func FuzzWalkEntries(f *testing.F) {
 	})
 }
 
-// What IPv4 does not use of a wide address says nothing: iptables-legacy fills it in two ways for
-// one rule.
+// iptables-legacy fills the unused bytes of a wide IPv4 address in two ways for
+// one rule. They must not count.
 func TestWideAddresses(t *testing.T) {
 	extension := func(name string, revision byte, size int) []byte {
 		ext := bytes.Repeat([]byte{0xff}, xtExtDataAt+size)

@@ -13,11 +13,11 @@ import (
 )
 
 const (
-	// mostQuestions bounds one datagram: the kernel answers all of it before
-	// we can receive, and an answer takes up to 4 KiB of the 208 KiB that a
-	// socket has for what was not received yet.
+	// mostQuestions bounds one datagram. The kernel answers the whole datagram
+	// before we can receive. An answer takes up to 4 KiB of the 208 KiB that a
+	// socket has for unread messages.
 	mostQuestions = 40
-	// answerSize is room for one answer: a rule with a comment is 600 bytes.
+	// answerSize is room for one answer: a rule with a comment has 600 bytes.
 	answerSize = 2 << 10
 )
 
@@ -26,25 +26,25 @@ var (
 	errTooMany    = errors.New("too many questions for one datagram")
 )
 
-// A Question is one request to nf_tables that is no dump, and how its answer
-// is checked. What check gets is valid until it returns; it may change it.
+// A Question is one request to nf_tables, but no dump, with the check of its
+// answer. Check may change its data, which is valid until it returns.
 type Question struct {
 	Ask, Want uint16
 	Attrs     []byte
 	Check     func(data []byte) error
 }
 
-// An Asker asks many questions at the price of two system calls: one sends
-// them all in one datagram, one receives all answers. The library has neither.
-// It may be used concurrently.
+// An Asker sends many questions at the price of two system calls: the first sends
+// them all in one datagram, the second receives all answers. The library has
+// neither. An Asker may be used concurrently.
 type Asker struct {
 	mu       sync.Mutex // one datagram and its answers at a time
-	fd       int        // -1: it could not be opened again
+	fd       int        // -1: opening it again failed
 	sequence uint32
 	out      []byte
 	in       [mostQuestions]mmsghdr
 	iovecs   [mostQuestions]unix.Iovec
-	buffer   []byte // of mostQuestions answers
+	buffer   []byte // room for mostQuestions answers
 }
 
 // mmsghdr is struct mmsghdr of recvmmsg(2).
@@ -76,7 +76,7 @@ func (a *Asker) Close() error {
 	return unix.Close(a.fd)
 }
 
-// Ask asks all questions and checks every answer. The error is the first
+// Ask sends all questions and checks every answer. The error is the first
 // check's, or the kernel's errno for a question that it refuses.
 func (a *Asker) Ask(family tableid.Family, all []Question) error {
 	if len(all) > mostQuestions {
@@ -101,7 +101,8 @@ func (a *Asker) Ask(family tableid.Family, all []Question) error {
 	}
 	result, err := a.receive(first, all)
 	if err != nil {
-		// What is still in the socket would be taken for later answers.
+		// Otherwise unread messages in the socket would be taken for later
+		// answers.
 		return errors.Join(err, unix.Close(a.fd), a.open())
 	}
 	return result
@@ -115,11 +116,11 @@ func (a *Asker) write(family tableid.Family, q Question, sequence uint32) {
 	out = binary.NativeEndian.AppendUint32(out, sequence)
 	out = append(out, 0, 0, 0, 0) // the port, which the kernel fills in
 	out = append(out, uint8(family), unix.NFNETLINK_V0, 0, 0)
-	a.out = append(out, q.Attrs...) // whose length is a multiple of 4
+	a.out = append(out, q.Attrs...) // their length is a multiple of 4
 }
 
-// receive receives and checks all answers. They are there already: the kernel
-// answers while it is asked.
+// receive receives and checks all answers. They are in the socket already: the
+// kernel answers within the sender's system call.
 func (a *Asker) receive(first uint32, all []Question) (result, err error) {
 	for done := 0; done < len(all); {
 		n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, uintptr(a.fd), uintptr(unsafe.Pointer(&a.in[0])), uintptr(len(all)-done), 0, 0, 0)
@@ -148,8 +149,8 @@ func (a *Asker) receive(first uint32, all []Question) (result, err error) {
 	return result, nil
 }
 
-// takeAnswer takes one datagram, the answer to q. An err says that the kernel
-// does not speak as it should.
+// takeAnswer takes one datagram, the answer to q. An err says that the kernel's
+// message breaks the protocol.
 func takeAnswer(b []byte, sequence uint32, q Question) (result, err error) {
 	if len(b) < unix.SizeofNlMsghdr {
 		return nil, errShort
@@ -172,7 +173,7 @@ func takeAnswer(b []byte, sequence uint32, q Question) (result, err error) {
 	return unix.Errno(-int32(binary.NativeEndian.Uint32(data))), nil
 }
 
-// AskGenid asks for the ruleset's counter.
+// AskGenid returns the question for the ruleset's counter.
 func AskGenid(to *uint32) Question {
 	return Question{Ask: unix.NFT_MSG_GETGEN, Want: unix.NFT_MSG_NEWGEN, Check: func(data []byte) error {
 		commit, err := parseCommit(data)

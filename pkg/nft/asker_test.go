@@ -8,7 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestTakeAnswer: answers to other questions and malformed ones are no answers.
+// TestTakeAnswer: takeAnswer refuses answers to other questions and malformed
+// answers.
 func TestTakeAnswer(t *testing.T) {
 	refused := errors.New("checked")
 	q := Question{Want: unix.NFT_MSG_NEWGEN, Check: func([]byte) error { return refused }}

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// This file reads and writes netlink attributes. What the kernel sends is treated as
-// hostile: no list of attributes may make these functions panic.
+// This file reads and writes netlink attributes. It treats the kernel's messages
+// as hostile: no list of attributes may make these functions panic.
 
 // A StringAttr is an attribute that is a string.
 type StringAttr struct {
@@ -17,8 +17,8 @@ type StringAttr struct {
 	Value string
 }
 
-// Strings writes attributes that are NUL-terminated strings. It is written by
-// hand because it cannot fail, and probes call it all the time.
+// Strings writes attributes that are NUL-terminated strings. Unlike the library's
+// encoder it cannot fail, and probes call it all the time.
 func Strings(attrs ...StringAttr) []byte {
 	var out []byte
 	for _, a := range attrs {
@@ -27,7 +27,8 @@ func Strings(attrs ...StringAttr) []byte {
 	return out
 }
 
-// AppendAttr appends an attribute, with as many zeros behind its value, and its padding.
+// AppendAttr appends an attribute, with as many zeros after its value, and its
+// padding.
 func AppendAttr[T string | []byte](out []byte, kind uint16, value T, zeros int) []byte {
 	out = binary.NativeEndian.AppendUint16(out, uint16(4+len(value)+zeros))
 	out = binary.NativeEndian.AppendUint16(out, kind)
@@ -37,7 +38,7 @@ func AppendAttr[T string | []byte](out []byte, kind uint16, value T, zeros int) 
 
 var ErrAttribute = errors.New("a netlink attribute is longer than its container, or too short")
 
-// nlaTypeMask leaves the type without NLA_F_NESTED and NLA_F_NET_BYTEORDER.
+// nlaTypeMask clears NLA_F_NESTED and NLA_F_NET_BYTEORDER in an attribute's type.
 const nlaTypeMask = 0x3fff
 
 // NextAttr splits the first attribute from list. The library's decoder would
@@ -56,8 +57,8 @@ func NextAttr(list []byte) (kind uint16, data, rest []byte, err error) {
 	return kind, list[unix.SizeofNlAttr:size], list[padded:], nil
 }
 
-// EachAttr calls f for each attribute of list, until f returns an error. It is no iterator: those
-// allocate memory for each list.
+// EachAttr calls f for each attribute of list, until f returns an error. An
+// iterator would allocate memory for each list.
 func EachAttr(list []byte, f func(kind uint16, value []byte) error) error {
 	for len(list) > 0 {
 		kind, value, rest, err := NextAttr(list)
@@ -72,7 +73,7 @@ func EachAttr(list []byte, f func(kind uint16, value []byte) error) error {
 	return nil
 }
 
-// eachAttrOf is EachAttr for what stands behind the struct nfgenmsg of a message.
+// eachAttrOf calls f for each attribute of a message, after its struct nfgenmsg.
 func eachAttrOf(message []byte, f func(kind uint16, value []byte) error) error {
 	if len(message) < nfgenmsgLen {
 		return errShort
@@ -96,9 +97,9 @@ func AttrOf(list []byte, wanted uint16) ([]byte, error) {
 	return nil, nil
 }
 
-// AttrPath returns the first attribute of the first kind in list, or of the
-// second kind in that one, and so on; nil if there is none or it cannot be
-// read.
+// AttrPath returns a nested attribute: the first of the first kind in list, in it
+// the first of the second kind, and so on. It returns nil if one is missing or
+// damaged.
 func AttrPath(list []byte, kinds ...uint16) []byte {
 	for _, kind := range kinds {
 		value, err := AttrOf(list, kind)
@@ -110,10 +111,10 @@ func AttrPath(list []byte, kinds ...uint16) []byte {
 	return list
 }
 
-// noNumber is no value of any attribute that AttrNumber is asked for.
+// noNumber is a value that no attribute read by AttrNumber has.
 const noNumber = ^uint32(0)
 
-// AttrNumber returns a number of 32 bits, and one that no attribute has if there is none.
+// AttrNumber returns an attribute's number of 32 bits; noNumber if there is none.
 func AttrNumber(list []byte, kind uint16) uint32 {
 	n, err := AttrUint32(AttrPath(list, kind))
 	if err != nil {

@@ -15,31 +15,32 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// batchChunk is the size of the pieces in which a batch is kept. One growing
-// slice would hold 40 MiB twice at each growth.
+// batchChunk is the size of a batch's pieces. One growing slice would hold 40 MiB
+// twice at each growth.
 const batchChunk = 1 << 20
 
-// maxBatch bounds a batch. 62,590 rules are 25 MiB; the kernel copies a batch
-// into memory that swaps nothing out.
+// maxBatch bounds a batch. 62,590 rules are 25 MiB, and the kernel copies a batch
+// into memory that it cannot swap out.
 const maxBatch = 256 << 20
 
-// A Batch is one nf_tables transaction, kept in the form in which it is
-// sent: NFNL_MSG_BATCH_BEGIN, messages, NFNL_MSG_BATCH_END, each with the
-// sequence number of its place. The format is that of
-// linux/netfilter/nfnetlink.h and linux/netfilter/nf_tables.h; numbers in
-// attributes are big-endian, those of the headers in the machine's order.
+// A Batch is one nf_tables transaction, in the form in which it is sent. It
+// begins with NFNL_MSG_BATCH_BEGIN and ends with NFNL_MSG_BATCH_END. Each message
+// has the sequence number of its place. linux/netfilter/nfnetlink.h and
+// linux/netfilter/nf_tables.h define the format. Numbers in attributes are
+// big-endian, numbers in headers have the machine's order.
 type Batch struct {
 	chunks [][]byte
 	bytes  int // in all chunks
 	count  uint32
 	start  int // of the message being written, in the last chunk
-	// Port is the netlink address to send from; 0: what the kernel chooses.
+	// Port is the netlink address to send from; 0: the kernel chooses one.
 	Port uint32
-	Took time.Duration // of send, the kernel's part
+	Took time.Duration // the kernel's part of Send
 }
 
-// NewPort returns a netlink address that no other socket has: the kernel itself gives
-// process numbers, which end at 2^22, and negative ones (netlink_autobind).
+// NewPort returns a random netlink address that the kernel gives to no socket: it
+// gives process numbers, which end at 2^22, and negative numbers
+// (netlink_autobind).
 func NewPort() uint32 { return 1<<30 | rand.Uint32N(1<<30) }
 
 // A BatchMark is a place in a batch to which it can be cut back.
@@ -48,7 +49,7 @@ type BatchMark struct {
 	count               uint32
 }
 
-// NoGuard is no genid: the counter leaves it out (nf_tables_commit).
+// NoGuard is no genid: the counter skips it (nf_tables_commit).
 const NoGuard = 0
 
 // NewBatch begins a batch without a guard.
@@ -61,7 +62,7 @@ func NewBatch() *Batch {
 }
 
 // Guard lets the kernel take the batch only while its ruleset counter is genid
-// (nf_tables since Linux 4.12); else it answers ERESTART.
+// (nf_tables since Linux 4.12); otherwise the kernel answers ERESTART.
 func (b *Batch) Guard(genid uint32) {
 	first := b.chunks[0][:binary.NativeEndian.Uint32(b.chunks[0])]
 	binary.BigEndian.PutUint32(first[len(first)-4:], genid) // its only attribute
@@ -73,13 +74,14 @@ func (b *Batch) Finish() {
 	b.End()
 }
 
-// edge begins one of the two messages around a batch. In theirs, nfgenmsg's
-// last half-word names the subsystem, big-endian.
+// edge begins the first or the last message of a batch. There nfgenmsg's last
+// half-word names the subsystem, big-endian.
 func (b *Batch) edge(message uint16) {
 	b.header(netlink.HeaderType(message), netlink.Request, []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, unix.NFNL_SUBSYS_NFTABLES})
 }
 
-// Begin begins one message of nf_tables; its attributes and end follow.
+// Begin begins a message of nf_tables. The caller adds its attributes and calls
+// End.
 func (b *Batch) Begin(message uint16, flags netlink.HeaderFlags, family tableid.Family) {
 	b.header(nftType(message), netlink.Request|flags, []byte{uint8(family), unix.NFNETLINK_V0, 0, 0})
 }
@@ -94,7 +96,7 @@ func (b *Batch) header(kind netlink.HeaderType, flags netlink.HeaderFlags, gen [
 	b.count++
 	out := b.chunks[last]
 	b.start = len(out)
-	out = append(out, 0, 0, 0, 0) // the length, see end
+	out = append(out, 0, 0, 0, 0) // the length, which End sets
 	out = binary.NativeEndian.AppendUint16(out, uint16(kind))
 	out = binary.NativeEndian.AppendUint16(out, uint16(flags))
 	out = binary.NativeEndian.AppendUint32(out, b.count)
@@ -102,7 +104,7 @@ func (b *Batch) header(kind netlink.HeaderType, flags netlink.HeaderFlags, gen [
 	b.chunks[last] = append(out, gen...)
 }
 
-// End ends the message that begin began.
+// End ends the message that Begin began.
 func (b *Batch) End() {
 	out := b.chunks[len(b.chunks)-1]
 	binary.NativeEndian.PutUint32(out[b.start:], uint32(len(out)-b.start))
@@ -114,7 +116,7 @@ func (b *Batch) Blob(kind uint16, value []byte) {
 	b.chunks[len(b.chunks)-1] = AppendAttr(b.chunks[len(b.chunks)-1], kind, value, 0)
 }
 
-// Text writes an attribute that is a string with a NUL behind it.
+// Text writes an attribute that is a string with a NUL at its end.
 func (b *Batch) Text(kind uint16, value string) {
 	b.chunks[len(b.chunks)-1] = AppendAttr(b.chunks[len(b.chunks)-1], kind, value, 1)
 }
@@ -134,14 +136,14 @@ func (b *Batch) Pair(kind uint16, one, two uint32) {
 	b.Blob(kind|unix.NLA_F_NESTED, nested)
 }
 
-// Bytes returns how large the batch is so far.
+// Bytes returns the size of the batch so far.
 func (b *Batch) Bytes() int { return b.bytes }
 
 func (b *Batch) Mark() BatchMark {
 	return BatchMark{len(b.chunks), len(b.chunks[len(b.chunks)-1]), b.bytes, b.count}
 }
 
-// Cut takes back what was written since the mark.
+// Cut removes everything that was written since the mark.
 func (b *Batch) Cut(m BatchMark) {
 	clear(b.chunks[m.chunks:])
 	b.chunks = b.chunks[:m.chunks]
@@ -149,21 +151,21 @@ func (b *Batch) Cut(m BatchMark) {
 	b.bytes, b.count = m.bytes, m.count
 }
 
-// Part returns a batch to be joined to this one, behind ahead more messages. Several parts may be
-// written at a time.
+// Part returns a batch for Join. Its numbers leave room for ahead more messages.
+// Several parts may be written at the same time.
 func (b *Batch) Part(ahead uint32) *Batch {
 	return &Batch{chunks: [][]byte{make([]byte, 0, batchChunk)}, count: b.count + ahead}
 }
 
-// Join adds the messages of another batch, which are numbered from where this one ends.
+// Join adds the messages of another batch, whose numbers follow this batch's.
 func (b *Batch) Join(next *Batch) {
 	b.chunks = append(b.chunks, next.chunks...)
 	b.bytes += next.bytes
 	b.count = next.count
 }
 
-// Led returns a batch in which the messages of a Part stand before all others. b stays as it is,
-// and shares its memory: send one of them after the other.
+// Led returns a batch that begins with the messages of a Part. b does not change,
+// but shares memory with the result: send only one of them at a time.
 func (b *Batch) Led(part *Batch) *Batch {
 	first := b.chunks[0]
 	begin := binary.NativeEndian.Uint32(first)
@@ -172,16 +174,17 @@ func (b *Batch) Led(part *Batch) *Batch {
 	return led
 }
 
-// A RefusedError is a transaction of which the kernel took nothing.
+// A RefusedError says that the kernel refused a transaction as a whole.
 type RefusedError struct {
 	Errno syscall.Errno
-	What  string // the message that it complained of
-	// Message is that message's number in the batch, from 1 on. The first one is the beginning of
-	// the batch: of it the kernel complains if it refuses the whole.
+	What  string // the message of the kernel's complaint
+	// Message is that message's number in the batch, from 1 on. Message 1 begins
+	// the batch; the kernel complains of it if it refuses the whole batch.
 	Message int
-	// Messages are the numbers of all messages that it complained of, in their order. The kernel
-	// goes on behind a refused message, so that later ones may be refused for lack of it. Of some
-	// hundred complaints the last ones are lost.
+	// Messages are the numbers of all messages that the kernel complained of, in
+	// their order. The kernel continues after a refused message, so it may refuse
+	// later messages that depend on it. If there are some hundred complaints, the
+	// last ones are lost.
 	Messages []int
 }
 
@@ -191,31 +194,32 @@ func (e *RefusedError) Error() string {
 
 func (e *RefusedError) Unwrap() error { return e.Errno }
 
-// Send sends the finished batch as one datagram and returns ErrStale, a
-// *RefusedError or another reason why nothing was written. The kernel works a
-// batch off before sendmsg returns (nfnetlink_rcv_batch), and by then all its
-// complaints lie in the socket's queue: an empty queue is success, and nothing
-// here waits. Acknowledgements are not asked for: one for each message would
-// overflow any buffer, and kernels before 6.10 send none for the batch's end.
+// Send sends the finished batch as one datagram. It returns ErrStale, a
+// *RefusedError or another reason why nothing was written. The kernel handles a
+// batch before sendmsg returns (nfnetlink_rcv_batch). By then all its complaints
+// are in the socket's queue, so an empty queue is success, and nothing here
+// waits. Send requests no acknowledgements: one per message would overflow any
+// buffer, and kernels before 6.10 send none for the batch's end.
 func (b *Batch) Send() error {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
 	if err != nil {
 		return Wrap("opening a netlink socket for a transaction", err)
 	}
 	defer unix.Close(fd)
-	// Complaints come without a copy of the message (Linux 4.3); where the
-	// kernel does not know this they are longer, and that is all.
+	// Complaints contain no copy of the message (Linux 4.3). An older kernel
+	// sends longer ones, which do no harm.
 	_ = unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1)
 	if b.Port != 0 {
-		// If another socket has it all the same, the kernel chooses another one, and the
-		// commit is taken for another process's, which harms the record only.
+		// If another socket has the address after all, the kernel chooses
+		// another. Then the commit looks like another process's, which harms only
+		// the flush record.
 		_ = unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Pid: b.Port})
 	}
 	return b.SendFrom(fd)
 }
 
-// SendFrom is Send over a netlink socket of the caller's, in whose queue nothing may lie: see
-// ForgetComplaints.
+// SendFrom is Send over the caller's netlink socket, whose queue must be empty:
+// see ForgetComplaints.
 func (b *Batch) SendFrom(fd int) error {
 	if err := b.makeRoom(fd); err != nil {
 		return err
@@ -232,18 +236,18 @@ func (b *Batch) SendFrom(fd int) error {
 	return b.complaint(fd)
 }
 
-// Wire returns the batch as it is sent, a copy.
+// Wire returns a copy of the batch as it is sent.
 func (b *Batch) Wire() []byte { return slices.Concat(b.chunks...) }
 
-// SendOver sends the finished batch over a socket of the caller's, who asks FirstComplaint what
-// became of it. It is for small ones.
+// SendOver sends the finished batch over the caller's socket. The caller reads
+// the result with FirstComplaint. SendOver is for small batches.
 func (b *Batch) SendOver(fd int) error {
 	_, err := unix.SendmsgBuffers(fd, b.chunks, nil, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}, 0)
 	return err
 }
 
-// makeRoom raises the socket's send buffer to what the batch needs; netlink
-// refuses a datagram that is larger (netlink_sendmsg). The kernel doubles the
+// makeRoom raises the socket's send buffer to the size of the batch, because
+// netlink refuses a larger datagram (netlink_sendmsg). The kernel doubles the
 // value that it is given.
 func (b *Batch) makeRoom(fd int) error {
 	if b.bytes > maxBatch {
@@ -251,7 +255,7 @@ func (b *Batch) makeRoom(fd int) error {
 	}
 	err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, b.bytes)
 	if errors.Is(err, unix.EPERM) {
-		// Up to net.core.wmem_max; sendmsg says if that is too little.
+		// The limit is net.core.wmem_max; sendmsg says if that is too little.
 		err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, b.bytes)
 	}
 	if err != nil {
@@ -286,8 +290,8 @@ func (b *Batch) complaint(fd int) error {
 	}
 }
 
-// FirstComplaint returns the first error that lies in the socket's queue and the
-// number of the message that it is about; errno is 0 if there is none.
+// FirstComplaint returns the first error in the socket's queue, and the number of
+// the refused message; errno is 0 if there is none.
 func FirstComplaint(fd int) (about uint32, errno syscall.Errno, err error) {
 	buf := make([]byte, 8<<10) // header, errno and, from old kernels, a copy
 	var lost error
@@ -297,7 +301,8 @@ func FirstComplaint(fd int) (about uint32, errno syscall.Errno, err error) {
 		case errors.Is(err, unix.EINTR):
 			continue
 		case errors.Is(err, unix.ENOBUFS):
-			// So many complaints that the last ones were lost: the first one is in the queue.
+			// The kernel dropped the last of many complaints; the first one is in
+			// the queue.
 			lost = err
 			continue
 		case errors.Is(err, unix.EAGAIN):
@@ -317,7 +322,8 @@ func FirstComplaint(fd int) (about uint32, errno syscall.Errno, err error) {
 	}
 }
 
-// ForgetComplaints empties a socket's queue: of a refused batch many complaints may lie there.
+// ForgetComplaints empties a socket's queue, which may hold many complaints about
+// a refused batch.
 func ForgetComplaints(fd int) {
 	var buf [1]byte
 	for {
@@ -328,8 +334,8 @@ func ForgetComplaints(fd int) {
 	}
 }
 
-// parseComplaint reads NLMSG_ERROR (struct nlmsgerr behind the header): the
-// sequence number that it is about and the error, 0 for an acknowledgement.
+// parseComplaint reads NLMSG_ERROR (struct nlmsgerr after the header). It returns
+// the message's sequence number and the error, 0 for an acknowledgement.
 func parseComplaint(data []byte) (about uint32, errno syscall.Errno, err error) {
 	if len(data) < unix.SizeofNlMsghdr+4 {
 		return 0, 0, errShort
@@ -352,7 +358,8 @@ func (b *Batch) describe(about uint32) string {
 	return "a transaction"
 }
 
-// Message returns the message with this number, with its header; nil if there is none.
+// Message returns the message with this number, including its header; nil if
+// there is none.
 func (b *Batch) Message(number int) []byte {
 	for _, chunk := range b.chunks {
 		for len(chunk) >= unix.SizeofNlMsghdr {

@@ -11,8 +11,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A batch that was cut back is as if the rest had never been written, across
-// chunks, too.
+// After a cut a batch is as if the rest had never been written, also across
+// chunks.
 func TestABatchIsCutBack(t *testing.T) {
 	fill := func(b *Batch, n int) {
 		for range n {
@@ -46,7 +46,7 @@ func TestABatchIsCutBack(t *testing.T) {
 	}
 }
 
-// complaintBytes is what the kernel sends about message 2 of a batch.
+// complaintBytes is the kernel's complaint about message 2 of a batch.
 func complaintBytes(code int32) []byte {
 	m := binary.NativeEndian.AppendUint32(nil, 36)
 	m = binary.NativeEndian.AppendUint16(m, unix.NLMSG_ERROR)
@@ -107,8 +107,8 @@ func guardedBatch(genid uint32) *Batch {
 	return b
 }
 
-// TestLed: what leads stands behind the beginning and before all else, over several chunks too, and
-// the batch itself stays as it was.
+// TestLed: the part's messages follow the beginning and precede all others, also
+// over several chunks. The batch itself does not change.
 func TestLed(t *testing.T) {
 	b := NewBatch()
 	table := func(b *Batch, name string) {

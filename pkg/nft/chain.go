@@ -5,9 +5,9 @@ import "golang.org/x/sys/unix"
 // A Chain is a chain as nf_tables holds it.
 type Chain struct {
 	Table, Name string
-	Handle      uint64 // no other chain or rule of the table ever has the same
-	// Base reports that packets enter the chain at a hook of the kernel's;
-	// Kind, Hook, Priority and Policy are set for such a chain only.
+	Handle      uint64 // unique among all chains and rules that the table ever had
+	// Base reports that packets enter the chain at one of the kernel's hooks.
+	// Kind, Hook, Priority and Policy are set only for such a chain.
 	Base     bool
 	Kind     string // "filter", "nat" or "route"
 	Hook     uint32

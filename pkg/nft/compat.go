@@ -6,22 +6,23 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A Compat is what NFTA_RULE_COMPAT says of a rule. The matches and targets of x_tables were made
-// for rules that keep their protocol in a field of its own, and refuse one with the wrong protocol
-// there. A rule of nf_tables has no such field: this attribute has what would be in it, and the
-// kernel forgets it at once (nft_parse_compat in nft_compat.c). So it is read from the expressions.
+// A Compat is the content of a rule's NFTA_RULE_COMPAT. x_tables keeps a rule's
+// protocol in a field of its own, and its matches and targets refuse a rule with
+// the wrong protocol there. A rule of nf_tables lacks that field. This attribute
+// replaces it, but the kernel drops it after use (nft_parse_compat in
+// nft_compat.c). So Compat finds the protocol in the expressions.
 //
 // The zero value is for a rule without expressions; Take adds them in order.
 type Compat struct {
-	// Wanted: a match or target of x_tables is among the expressions.
+	// Wanted: the expressions include a match or target of x_tables.
 	Wanted bool
 	// Protocol is the field's value, 0 for all, and Inverted its "!".
 	Protocol uint8
 	Inverted bool
-	loaded   bool // the expression before the next one loaded the protocol
+	loaded   bool // the previous expression loaded the protocol
 }
 
-// Take takes in the next expression of a rule.
+// Take adds the rule's next expression.
 func (c *Compat) Take(e Expression, family tableid.Family) {
 	wasLoaded := c.loaded
 	c.loaded = false
@@ -58,8 +59,8 @@ func loadsProtocol(data []byte) bool {
 		AttrNumber(data, unix.NFTA_PAYLOAD_OFFSET) == 9 && AttrNumber(data, unix.NFTA_PAYLOAD_LEN) == 1
 }
 
-// compared returns the byte that a cmp expression compares with, and whether
-// it wants another one.
+// compared returns the byte in a cmp expression, and whether the expression
+// matches only other bytes.
 func compared(data []byte) (value uint8, inverted bool) {
 	b := AttrPath(data, unix.NFTA_CMP_DATA, unix.NFTA_DATA_VALUE)
 	if len(b) != 1 {

@@ -12,22 +12,23 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A Conn asks nf_tables through one lasting netlink connection. Nothing
-// that it asks creates anything. It may be used concurrently.
+// A Conn sends requests to nf_tables through one lasting netlink connection. No
+// request creates anything. A Conn may be used concurrently.
 type Conn struct {
 	mu     sync.Mutex // one request and its answers at a time
 	conn   *netlink.Conn
 	buffer []byte // of messageBuffer bytes
-	// torn: answers to earlier questions may still come. That an old one is "no
-	// such chain" must never be taken for the answer about another.
+	// torn: answers to earlier requests may still arrive. An old answer "no such
+	// chain" must never be taken for an answer about another chain.
 	torn bool
 }
 
-// messageBuffer holds the largest datagram of a dump, which the kernel bounds
-// at 32 KiB (netlink_dump). A fixed buffer saves a system call for each answer.
+// messageBuffer holds the largest datagram of a dump: the kernel limits it to 32
+// KiB (netlink_dump). A fixed buffer saves a system call for each answer.
 const messageBuffer = 64 << 10
 
-// Dial opens a connection. It needs no privilege; what is asked may need CAP_NET_ADMIN.
+// Dial opens a connection. It needs no privilege; requests may need
+// CAP_NET_ADMIN.
 func Dial() (*Conn, error) {
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: messageBuffer})
 	if err != nil {
@@ -36,14 +37,15 @@ func Dial() (*Conn, error) {
 	return &Conn{conn: conn, buffer: make([]byte, messageBuffer)}, nil
 }
 
-// DialIfAny is Dial that asks for the genid, for callers to whom a kernel without nf_tables is one
-// without tables: the connection is nil then.
+// DialIfAny is Dial and a request for the genid, for callers that treat a kernel
+// without nf_tables like one without tables. On such a kernel the connection is
+// nil.
 func DialIfAny() (conn *Conn, genid uint32, err error) {
 	if conn, err = Dial(); err == nil {
 		if genid, err = conn.Genid(); err == nil {
 			return conn, genid, nil
 		}
-		_ = conn.Close() // it was read from only
+		_ = conn.Close() // only read from
 	}
 	if errors.Is(err, ErrNone) {
 		err = nil
@@ -51,7 +53,8 @@ func DialIfAny() (conn *Conn, genid uint32, err error) {
 	return nil, 0, err
 }
 
-// whole makes sure that no answers to earlier questions can come.
+// whole replaces a torn connection, so that no answer to an earlier request can
+// arrive.
 func (c *Conn) whole() error {
 	if !c.torn {
 		return nil
@@ -69,8 +72,8 @@ func (c *Conn) whole() error {
 func (c *Conn) Close() error { return c.conn.Close() }
 
 // Genid returns the ruleset counter of this network namespace, which both
-// families share. It also is the cheapest question to learn whether nf_tables
-// exists and may be asked.
+// families share. It also is the cheapest check that nf_tables exists and may be
+// read.
 func (c *Conn) Genid() (uint32, error) {
 	var id uint32
 	err := c.each(unix.NFT_MSG_GETGEN, unix.AF_UNSPEC, nil, func(m netlink.Message) error {
@@ -102,7 +105,8 @@ func (c *Conn) exists(message uint16, family tableid.Family, attrs ...StringAttr
 	return found, Wrap(fmt.Sprintf("asking for %q", attrs[len(attrs)-1].Value), err)
 }
 
-// one asks for one object and calls f with the answer's data; false if the object does not exist.
+// one requests one object and calls f with the answer's data; false if the object
+// does not exist.
 func (c *Conn) one(message uint16, family tableid.Family, attrs []StringAttr, f func(data []byte) error) (bool, error) {
 	err := c.each(message, family, Strings(attrs...), func(m netlink.Message) error { return f(m.Data) })
 	if errors.Is(err, unix.ENOENT) {
@@ -111,8 +115,8 @@ func (c *Conn) one(message uint16, family tableid.Family, attrs []StringAttr, f 
 	return err == nil, err
 }
 
-// each sends one request and calls f for every answer. Answers are streamed:
-// 60,000 rules in one slice would be more memory than all of canaryd.
+// each sends one request and calls f for every answer. It streams the answers:
+// 60,000 rules in one slice would need more memory than all of canaryd.
 func (c *Conn) each(message uint16, family tableid.Family, attrs []byte, f func(netlink.Message) error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -135,7 +139,8 @@ func (c *Conn) each(message uint16, family tableid.Family, attrs []byte, f func(
 	return nil
 }
 
-// send sends one request; no answers to earlier ones can come then. c.mu must be held.
+// send sends one request. No answers to earlier requests can arrive after it.
+// c.mu must be held.
 func (c *Conn) send(message uint16, flags netlink.HeaderFlags, family tableid.Family, attrs []byte) (netlink.Message, error) {
 	if err := c.whole(); err != nil {
 		return netlink.Message{}, err
@@ -146,8 +151,8 @@ func (c *Conn) send(message uint16, flags netlink.HeaderFlags, family tableid.Fa
 	})
 }
 
-// refusal reports whether the error is the kernel's answer to a question, and not
-// that there was none. The library wraps what a system call returned.
+// refusal reports whether the error is the kernel's answer, rather than a missing
+// answer. The library wraps errors of system calls.
 func refusal(err error) bool {
 	var op *netlink.OpError
 	if !errors.As(err, &op) {

@@ -12,9 +12,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// TestAnAnswerThatCameTooLateIsNoOther: a receive that fails leaves its answer
-// behind, here "no such chain". Nothing else may be called missing for it, and the
-// connection goes on.
+// TestAnAnswerThatCameTooLateIsNoOther: a receive fails, so its answer "no such
+// chain" stays in the socket. The connection must continue, and must not report
+// another object as missing because of that answer.
 func TestAnAnswerThatCameTooLateIsNoOther(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-nft")
@@ -44,7 +44,8 @@ func TestAnAnswerThatCameTooLateIsNoOther(t *testing.T) {
 			if err := conn.conn.SetReadDeadline(time.Time{}); err != nil {
 				t.Fatal(err)
 			}
-			// There may be no new socket at once; until there is, nothing is known.
+			// Opening a new socket may fail at first; until then the result is
+			// unknown.
 			for range 2 {
 				withoutFiles(t, func() {
 					if ok, err := ask(); err == nil {
@@ -59,7 +60,8 @@ func TestAnAnswerThatCameTooLateIsNoOther(t *testing.T) {
 	})
 }
 
-// TestTheAskerComesBack: its socket could not be opened again at once.
+// TestTheAskerComesBack: the Asker works again after its socket could not be
+// reopened at first.
 func TestTheAskerComesBack(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		a, err := OpenAsker()
@@ -72,7 +74,7 @@ func TestTheAskerComesBack(t *testing.T) {
 		if err := a.Ask(tableid.IPv4, question); err != nil {
 			t.Fatal(err)
 		}
-		// No process takes the answer to this one.
+		// Nothing takes the answer to this question.
 		if err := unix.Sendto(a.fd, a.out, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 			t.Fatal(err)
 		}
@@ -89,7 +91,7 @@ func TestTheAskerComesBack(t *testing.T) {
 	})
 }
 
-// withoutFiles calls f while this process, which is the test's own, may open no
+// withoutFiles calls f while this process, which belongs to the test, may open no
 // file descriptor.
 func withoutFiles(t *testing.T, f func()) {
 	t.Helper()

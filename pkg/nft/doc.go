@@ -1,6 +1,6 @@
-// Package nft speaks nf_tables' netlink protocol: it reads tables, chains and rules, receives
-// notifications of commits, and sends transactions that the kernel accepts as a whole or not at
-// all.
+// Package nft speaks nf_tables' netlink protocol. It reads tables, chains and
+// rules, receives notifications of commits, and sends transactions, which the
+// kernel accepts as a whole or not at all.
 //
 // Rules are bytes here. The package knows the objects of linux/netfilter/nf_tables.h by their
 // attributes, and not their meaning for iptables or nft. Data from the kernel is treated as
@@ -12,10 +12,10 @@
 // compares its ruleset counter, the genid. So a guarded write is: call [Conn.Genid], read, write
 // the batch, call [Batch.Finish] and [Batch.Send]; on [ErrStale] begin again.
 //
-// A [Mirror] holds tables of any family, and reads only their changes. Its user supplies small
-// interfaces: [Rulebook] numbers the rules (a [RuleStore] keeps the bytes of many rules in little
-// memory), [MirrorBudget] chooses the chains whose rules are kept, and [MirrorView] is notified of
-// each change.
+// A [Mirror] holds tables of any family, and reads only their changes. Its user
+// supplies small interfaces. [Rulebook] numbers the rules; a [RuleStore] keeps
+// the bytes of many rules in little memory. [MirrorBudget] chooses the chains
+// whose rules are kept. [MirrorView] is notified of each change.
 //
 // A Conn and an Asker may be used concurrently. Events, a Batch and a Subscription's Receive are
 // for one goroutine, a Mirror for the goroutine that has its turn. Closing a Subscription ends a

@@ -12,8 +12,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// EachRule calls f for every rule of one chain, in order. A chain or table that
-// does not exist has none. What f gets is valid until it returns. The error is
+// EachRule calls f for every rule of one chain, in order. A missing chain or
+// table has none. f's argument is valid until f returns. The error is
 // ErrInterrupted if f may have got a mixture of two states.
 func (c *Conn) EachRule(family tableid.Family, table, chain string, f func(RuleMessage) error) error {
 	attrs := Strings(
@@ -21,7 +21,7 @@ func (c *Conn) EachRule(family tableid.Family, table, chain string, f func(RuleM
 		StringAttr{unix.NFTA_RULE_CHAIN, chain})
 	err := c.dump(unix.NFT_MSG_GETRULE, unix.NFT_MSG_NEWRULE, family, attrs, func(data []byte) error {
 		m, err := ParseRule(data)
-		// Kernels before 4.3 ignore the chain that is asked for.
+		// Kernels before 4.3 ignore the chain in the request.
 		if err != nil || string(m.Chain) != chain || string(m.Table) != table {
 			return err
 		}
@@ -30,12 +30,13 @@ func (c *Conn) EachRule(family tableid.Family, table, chain string, f func(RuleM
 	return Wrap(fmt.Sprintf("reading chain %s of table %s", chain, table), err)
 }
 
-// EachRuleOf is EachRule for all chains of a table, one chain after the other.
-// piece is called before the first rule of each datagram: only what lies in one
-// piece was read in one go. The kernel begins each by counting as many rules as it
-// has sent, and counts those too that a transaction under way has put in between.
-// Of those no flag and no genid says anything, nor a notification if the transaction
-// is given up (nf_tables_dump_rules, Linux 6.18).
+// EachRuleOf is EachRule for all chains of a table, one chain after the other. It
+// calls piece before the first rule of each datagram, because only the rules
+// within one piece were read together. At each piece the kernel finds its place
+// by the number of rules that it has sent. It also counts rules that a
+// transaction under way has inserted before. No flag and no genid reports them,
+// and if the transaction is given up, no notification does either
+// (nf_tables_dump_rules, Linux 6.18).
 func (c *Conn) EachRuleOf(family tableid.Family, table string, piece func(), f func(RuleMessage) error) error {
 	attrs := Strings(StringAttr{unix.NFTA_RULE_TABLE, table})
 	err := c.dumpPieces(unix.NFT_MSG_GETRULE, unix.NFT_MSG_NEWRULE, family, attrs, piece, func(data []byte) error {
@@ -48,8 +49,8 @@ func (c *Conn) EachRuleOf(family tableid.Family, table string, piece func(), f f
 	return Wrap(fmt.Sprintf("reading table %s", table), err)
 }
 
-// EachRuleIn calls f for every rule of one table. One that does not exist has none. The error is
-// ErrInterrupted if f may have got a mixture of two states.
+// EachRuleIn calls f for every rule of one table; a missing table has none. The
+// error is ErrInterrupted if f may have got a mixture of two states.
 func (c *Conn) EachRuleIn(family tableid.Family, table string, f func(RuleMessage) error) error {
 	var chains []string
 	uses := 0
@@ -84,7 +85,7 @@ func (c *Conn) EachChain(family tableid.Family, f func(Chain) error) error {
 	return Wrap("listing the chains", err)
 }
 
-// Chain asks for one chain; false if it does not exist.
+// Chain reads one chain; false if it does not exist.
 func (c *Conn) Chain(family tableid.Family, table, name string) (chain Chain, ok bool, err error) {
 	attrs := []StringAttr{{unix.NFTA_CHAIN_TABLE, table}, {unix.NFTA_CHAIN_NAME, name}}
 	ok, err = c.one(unix.NFT_MSG_GETCHAIN, family, attrs, func(data []byte) (err error) {
@@ -95,18 +96,18 @@ func (c *Conn) Chain(family tableid.Family, table, name string) (chain Chain, ok
 	return chain, ok, Wrap(fmt.Sprintf("asking for chain %s of table %s", name, table), err)
 }
 
-// dump asks for all objects of a kind and calls f with the data of each answer,
-// which is valid until f returns and which f may change.
+// dump requests all objects of a kind and calls f with the data of each answer. f
+// may change the data, which is valid until f returns.
 //
-// It receives by itself: the library keeps the flags of the last message to
-// itself, which may be the only one that says NLM_F_DUMP_INTR (rules behind
-// the place where the dump stood were deleted), and it copies what it receives,
-// 20 MB for 46,578 rules.
+// dump does not receive through the library, which hides the flags of the last
+// message. That message alone may have NLM_F_DUMP_INTR, if rules after the dump's
+// position were deleted. The library also copies each message, 20 MB for 46,578
+// rules.
 func (c *Conn) dump(ask, want uint16, family tableid.Family, attrs []byte, f func(data []byte) error) error {
 	return c.dumpPieces(ask, want, family, attrs, func() {}, f)
 }
 
-// dumpPieces is dump that calls piece before each datagram.
+// dumpPieces is dump, but calls piece before each datagram.
 func (c *Conn) dumpPieces(ask, want uint16, family tableid.Family, attrs []byte, piece func(), f func(data []byte) error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -122,16 +123,16 @@ func (c *Conn) dumpPieces(ask, want uint16, family tableid.Family, attrs []byte,
 			err = d.datagram(datagram)
 		}
 		if err != nil {
-			c.torn = true // the rest of this dump would be taken for the next one's
+			c.torn = true // otherwise the next dump would receive the rest of this dump
 			return err
 		}
 	}
 	return d.result()
 }
 
-// receive receives one datagram of the kernel's into buffer. It waits for one
-// until the connection's deadline; without wait it returns nil if there is
-// none.
+// receive receives one datagram from the kernel into buffer. With wait it waits
+// until the connection's deadline; without wait it returns nil if there is no
+// datagram.
 func receive(conn *netlink.Conn, buffer []byte, wait bool) ([]byte, error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -162,24 +163,24 @@ func receive(conn *netlink.Conn, buffer []byte, wait bool) ([]byte, error) {
 	}
 }
 
-// A dumper takes the datagrams of one dump apart.
+// A dumper parses the datagrams of one dump.
 type dumper struct {
 	want        uint16
 	sequence    uint32
 	f           func(data []byte) error
-	refused     error // the kernel's
-	failed      error // f's first; the dump is received to its end nevertheless
-	interrupted error // ErrInterrupted, if the kernel says so
+	refused     error // the kernel's refusal
+	failed      error // the first error of f; the dump is still received to its end
+	interrupted error // ErrInterrupted if the kernel reports an interruption
 	done        bool
 }
 
 func (d *dumper) result() error { return cmp.Or(d.refused, d.failed, d.interrupted) }
 
-// datagram takes one datagram. Its error says that the kernel does not speak as
-// it should; then nothing that follows can be trusted.
+// datagram takes one datagram. Its error says that the kernel broke the protocol;
+// then no later message can be trusted.
 func (d *dumper) datagram(b []byte) error {
 	return eachMessage(b, func(m []byte) error {
-		// An answer to an earlier request, for which the wait was given up, is not ours.
+		// An answer to an earlier request, whose wait was given up, is ignored.
 		if d.done || binary.NativeEndian.Uint32(m[8:]) != d.sequence {
 			return nil
 		}
@@ -187,7 +188,7 @@ func (d *dumper) datagram(b []byte) error {
 	})
 }
 
-// eachMessage calls f for every message of a datagram; it has at least a
+// eachMessage calls f for every message of a datagram. A message has at least a
 // struct nlmsghdr.
 func eachMessage(datagram []byte, f func(message []byte) error) error {
 	for len(datagram) > 0 {

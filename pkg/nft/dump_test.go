@@ -14,7 +14,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// answer builds one netlink message of the kernel's.
+// answer builds one netlink message like the kernel's.
 func answer(kind, flags uint16, sequence uint32, data []byte) []byte {
 	var m []byte
 	m = binary.NativeEndian.AppendUint32(m, uint32(unix.SizeofNlMsghdr+len(data)))
@@ -40,7 +40,7 @@ func TestDumper(t *testing.T) {
 		{"complete", [][]byte{answer(kind, unix.NLM_F_MULTI, 5, []byte("a")), answer(kind, unix.NLM_F_MULTI, 5, []byte("b")), answer(unix.NLMSG_DONE, unix.NLM_F_MULTI, 5, fine)}, "ab", true, nil},
 		{"not at its end", [][]byte{answer(kind, unix.NLM_F_MULTI, 5, []byte("a"))}, "a", false, nil},
 		{"interrupted", [][]byte{answer(kind, unix.NLM_F_DUMP_INTR, 5, []byte("a")), answer(unix.NLMSG_DONE, 0, 5, fine)}, "a", true, ErrInterrupted},
-		// The rules that are missing were deleted before the dump came to them.
+		// The missing rules were deleted before the dump reached them.
 		{"interrupted at its very end", [][]byte{answer(kind, 0, 5, []byte("a")), answer(unix.NLMSG_DONE, unix.NLM_F_DUMP_INTR, 5, fine)}, "a", true, ErrInterrupted},
 		{"refused", [][]byte{answer(unix.NLMSG_ERROR, 0, 5, refused)}, "", true, unix.EPERM},
 		{"failed half-way", [][]byte{answer(kind, 0, 5, []byte("a")), answer(unix.NLMSG_DONE, 0, 5, refused)}, "a", true, unix.EPERM},
@@ -118,12 +118,12 @@ func TestRawDump(t *testing.T) {
 			if chains[i].Handle == 0 {
 				t.Errorf("chain %v has no handle", chains[i].Name)
 			}
-			chains[i].Handle, chains[i].Use = 0, 0 // which one is the kernel's affair
+			chains[i].Handle, chains[i].Use = 0, 0 // the kernel chooses the numbers
 		}
 		if diff := cmp.Diff(want, chains, cmp.AllowUnexported(Chain{})); diff != "" {
 			t.Errorf("chains (-want +got):\n%s", diff)
 		}
-		// An error of the caller's leaves the connection usable.
+		// An error of the caller leaves the connection usable.
 		stop := errors.New("enough")
 		if err := conn.EachRule(tableid.IPv4, "filter", "X", func(RuleMessage) error { return stop }); !errors.Is(err, stop) {
 			t.Errorf("got %v, want %v", err, stop)

@@ -6,27 +6,29 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// This file makes one list of chains of what the kernel answers, which can be none.
+// This file makes one list of chains from the kernel's answers, which may be
+// inconsistent.
 //
-// A dump comes in parts, and each begins at the place in the kernel's list where the last one
-// ended. That place is counted in chains that were shown; when it is looked for, those count too
-// that a transaction under way has made so far (nf_tables_dump_chains, Linux 6.18). While
-// an owner writes a table with new chains, a dump therefore shows chains of later tables again. If
-// the transaction is then given up, the place counts the repeated ones, and as many others are
-// never shown. No flag of the messages says so, and the genid stays as it is.
+// A dump has several parts. Each begins at the place in the kernel's list where
+// the last part ended. The kernel counts that place in chains that it has shown.
+// When it searches the place again, it also counts chains of a transaction under
+// way (nf_tables_dump_chains, Linux 6.18). So while an owner adds chains to an
+// earlier table, a dump shows chains of later tables again. If the transaction is
+// then given up, the repeated chains still count, and the kernel skips as many
+// others. No flag of the messages says so, and the genid does not change.
 
-// chainPasses is how often the chains are asked for at most. Those of 5,000 services take 10 ms
-// each time.
+// chainPasses limits how often the chains are read. The chains of 5,000 services
+// take 10 ms each time.
 const chainPasses = 10
 
-// chainsAgree is how many dumps in a row that repeat chains must show none that was not shown
-// before. Each of them would have to lack the same chains, which takes as many transactions given
-// up in its middle.
+// chainsAgree is how many dumps in a row must show no new chain, if they repeat
+// chains. A chain could only be missing if a transaction was given up in the
+// middle of each of these dumps.
 const chainsAgree = 2
 
-// dumpChains is dump for the chains of a family: it calls f once for each. A dump that repeats no
-// chain lacks none; after one that does it asks again. The error is ErrInterrupted if that does
-// not end.
+// dumpChains is dump for the chains of a family: it calls f once for each chain.
+// A dump without repeated chains is complete; otherwise dumpChains reads again.
+// The error is ErrInterrupted if chainPasses dumps do not suffice.
 func (c *Conn) dumpChains(family tableid.Family, attrs []byte, f func(data []byte) error) error {
 	seen := seenChains{}
 	agree := 0
@@ -56,7 +58,8 @@ func (c *Conn) dumpChains(family tableid.Family, attrs []byte, f func(data []byt
 	return ErrInterrupted
 }
 
-// chainIdentity returns what no other chain of the family has: its table and its handle.
+// chainIdentity returns the table and the handle of a chain, which identify it
+// within the family.
 func chainIdentity(data []byte) (table []byte, handle uint64, err error) {
 	err = eachAttrOf(data, func(kind uint16, value []byte) (err error) {
 		switch kind {
@@ -70,10 +73,12 @@ func chainIdentity(data []byte) (table []byte, handle uint64, err error) {
 	return table, handle, err
 }
 
-// seenChains says in which pass a chain was last seen, by its table and its handle.
+// seenChains has the last pass that showed each chain, by its table and its
+// handle.
 type seenChains map[string]map[uint64]int
 
-// note notes a chain, and returns the pass in which it was seen before; 0 if it was not.
+// note notes a chain, and returns the earlier pass that last showed it; 0 if none
+// did.
 func (s seenChains) note(table []byte, handle uint64, pass int) (before int) {
 	of := s[string(table)]
 	if of == nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// newChains returns a transaction that makes chains in a table and is given up at its end: it
+// newChains returns a transaction that makes chains in a table and then fails: it
 // deletes a table that does not exist.
 func newChains(table string, count int) *Batch {
 	b := NewBatch()
@@ -30,9 +30,10 @@ func newChains(table string, count int) *Batch {
 	return b
 }
 
-// TestChainsNextToATransaction lists the chains of a family while transactions under way, which
-// are given up in the end, make others in a table that stands before: each that stands is listed,
-// and once. The kernel's own dumps repeat some then, and lack others.
+// TestChainsNextToATransaction lists a family's chains while transactions under
+// way make chains in an earlier table, and are then given up. The list must have
+// each existing chain once. The kernel's own dumps repeat some chains then, and
+// lack others.
 func TestChainsNextToATransaction(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")

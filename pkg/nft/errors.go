@@ -6,34 +6,36 @@ import (
 	"syscall"
 )
 
-// The errors that callers decide by.
+// Callers distinguish these errors.
 var (
-	// ErrStale: another process committed since the genid that guards a batch; nothing
-	// was written.
+	// ErrStale: another process committed since the genid that guards a batch.
+	// Nothing was written.
 	ErrStale = errors.New("the tables changed after they were read")
-	// ErrPermission: the kernel refuses, most likely for want of CAP_NET_ADMIN.
+	// ErrPermission: the kernel refuses, most likely because CAP_NET_ADMIN is
+	// missing.
 	ErrPermission = errors.New("the kernel refuses access to its tables (CAP_NET_ADMIN is needed)")
-	// ErrOverflow: the kernel dropped commits that we were too slow to read, or
-	// another process committed while we sent a large transaction and did not listen.
-	// The subscription has ended: subscribe again, then look at everything.
+	// ErrOverflow: the kernel dropped commits that we read too slowly. Or another
+	// process committed while we sent a large transaction and did not listen. The
+	// subscription has ended: subscribe again, then look at everything.
 	ErrOverflow = errors.New("commits to nf_tables were missed: the kernel dropped their notifications, or they came while canaryd wrote")
 )
 
 // ErrNone: the kernel has no nf_tables.
 var ErrNone = errors.New("the kernel has no nf_tables (load the module nf_tables)")
 
-// ErrInterrupted: another process committed while a dump went on, which may have left
+// ErrInterrupted: another process committed during a dump, which may have left
 // out rules or listed them twice.
 var ErrInterrupted = errors.New("a commit interrupted the dump")
 
 var errTruncated = errors.New("a netlink datagram is larger than the kernel makes one")
 
-// ErrTooBig: the batch is larger than the socket may send at once, and we may
-// not raise that (it takes CAP_NET_ADMIN in the initial user namespace).
+// ErrTooBig: the batch exceeds the socket's limit for one datagram, and we may
+// not raise that limit. Raising it takes CAP_NET_ADMIN in the initial user
+// namespace.
 var ErrTooBig = errors.New("the transaction is larger than a netlink socket of ours may send")
 
-// Wrap says what failed, and whether it was for want of privileges or of
-// nf_tables itself.
+// Wrap adds the failed action to err, and marks errors that mean missing
+// privileges or a kernel without nf_tables.
 func Wrap(doing string, err error) error {
 	switch {
 	case err == nil:

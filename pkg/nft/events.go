@@ -13,15 +13,14 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// eventBuffer is the receive buffer that is asked for, in bytes. The user
-// empties it at each read only; a restore of 20,000 rules is 9.6 MB of
-// notifications. What is too much costs a full read, and nothing else. Without
-// CAP_NET_ADMIN in the first user namespace it becomes as large as
-// net.core.rmem_max allows.
+// eventBuffer is the requested size of the receive buffer, in bytes. The user
+// empties the buffer only at each read, and a restore of 20,000 rules sends 9.6
+// MB of notifications. An overflow costs a full read, and nothing else. Without
+// CAP_NET_ADMIN in the first user namespace net.core.rmem_max limits the buffer.
 const eventBuffer = 8 << 20
 
-// An Event is one notification of nf_tables'. Its slices are valid until
-// the next one is received.
+// An Event is one notification of nf_tables. Its slices are valid until the next
+// Event is received.
 type Event struct {
 	Kind   uint16 // NFT_MSG_NEWRULE and the like
 	Family tableid.Family
@@ -29,23 +28,25 @@ type Event struct {
 	Chain  []byte // of a rule, or the chain itself
 	Handle uint64 // of a chain
 	Append bool   // of a new rule: see Notification
-	Data   []byte // of a rule or a chain: all that is said of it
-	By     Commit // of a NEWGEN, which ends what is said of a commit
+	Data   []byte // of a rule or a chain: the whole message
+	By     Commit // of a NEWGEN, which ends the notifications of a commit
 }
 
-// Events hear of every change that is committed to nf_tables in this
-// network namespace. Unlike a Subscription they are not waited for: the kernel
-// keeps the notifications until they are wanted. They are for one goroutine.
+// Events receive every change that is committed to nf_tables in this network
+// namespace. The user of a Subscription waits for commits; of Events the kernel
+// keeps the notifications until the user reads them. Events are for one
+// goroutine.
 type Events struct {
 	conn   *netlink.Conn
 	buffer []byte
-	own    func(port, pid uint32) bool // whether a commit is ours
-	// heard is the genid up to which everything was heard.
+	own    func(port, pid uint32) bool // whether a commit is the user's
+	// heard is the genid up to which everything was received.
 	heard uint32
 }
 
-// OpenEvents begins to hear. It joins the group before it asks genid for where it begins. own says
-// of a commit's netlink address and process whether it is the user's own. It needs CAP_NET_ADMIN.
+// OpenEvents begins to receive. It joins the group before it calls genid for its
+// starting point. own reports whether a commit's netlink address and process are
+// the user's. OpenEvents needs CAP_NET_ADMIN.
 func OpenEvents(genid func() (uint32, error), own func(port, pid uint32) bool) (*Events, error) {
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
@@ -67,13 +68,14 @@ func OpenEvents(genid func() (uint32, error), own func(port, pid uint32) bool) (
 // Close ends the events.
 func (e *Events) Close() error { return e.conn.Close() }
 
-// UpTo returns the genid up to which everything was heard.
+// UpTo returns the genid up to which everything was received.
 func (e *Events) UpTo() uint32 { return e.heard }
 
-// SkipTo takes everything up to genid for heard, by a caller who knows what it changed.
+// SkipTo takes everything up to genid as received. The caller must know these
+// changes.
 func (e *Events) SkipTo(genid uint32) { e.heard = genid }
 
-// Drain calls f for all that was heard until now.
+// Drain calls f for every change that arrived until now.
 func (e *Events) Drain(f func(Event)) error {
 	return e.drain(func(datagram []byte) error { return e.take(datagram, f) })
 }
@@ -93,33 +95,34 @@ func (e *Events) drain(take func(datagram []byte) error) error {
 	}
 }
 
-// A Notification is a message as it came, for callers who read all kinds of objects. Its slice is
-// valid until the next one is received.
+// A Notification is an unparsed message, for callers that read all kinds of
+// objects. Its slice is valid until the next message is received.
 type Notification struct {
 	Kind   uint16 // NFT_MSG_NEWRULE and the like
 	Family tableid.Family
 	Attrs  []byte
 	Append bool   // of a new rule: it was appended, or replaced another one
-	By     Commit // of a NEWGEN, which ends what is said of a commit
+	By     Commit // of a NEWGEN, which ends the notifications of a commit
 
 	message    []byte // with the header of its attributes
-	packetPath bool   // no commit is the reason
+	packetPath bool   // no commit caused it
 }
 
-// DrainAll calls f for every notification of a commit that was heard until now. After an error,
-// an overflow included, it may be called again for those that follow.
+// DrainAll calls f for every notification of a commit that arrived until now.
+// After an error, even an overflow, it may be called again for the next
+// notifications.
 func (e *Events) DrainAll(f func(Notification) error) error {
 	return e.drain(func(datagram []byte) error {
 		return e.each(datagram, func(n Notification) error {
 			if n.packetPath {
-				return nil // a quota is used up
+				return nil // the notification of an exhausted quota
 			}
 			return f(n)
 		})
 	})
 }
 
-// each calls f for every notification of nf_tables' in a datagram.
+// each calls f for every message of nf_tables in a datagram.
 func (e *Events) each(datagram []byte, f func(Notification) error) error {
 	return eachMessage(datagram, func(m []byte) error {
 		kind, data := binary.NativeEndian.Uint16(m[4:]), m[unix.SizeofNlMsghdr:]
@@ -145,8 +148,8 @@ func (e *Events) each(datagram []byte, f func(Notification) error) error {
 	})
 }
 
-// Wait calls f for all that is heard until the end of commit genid; false if
-// that did not come until the deadline.
+// Wait calls f for everything that arrives until the end of commit genid; false
+// if that end does not arrive before the deadline.
 func (e *Events) Wait(genid uint32, deadline time.Time, f func(Event)) (bool, error) {
 	if err := e.Drain(f); err != nil {
 		return false, err
@@ -169,7 +172,7 @@ func (e *Events) Wait(genid uint32, deadline time.Time, f func(Event)) (bool, er
 	return true, e.conn.SetReadDeadline(time.Time{})
 }
 
-// has reports whether everything up to genid was heard. The counter wraps.
+// has reports whether everything up to genid was received. The counter wraps.
 func (e *Events) has(genid uint32) bool { return !Newer(genid, e.heard) }
 
 func (e *Events) take(datagram []byte, f func(Event)) error {
@@ -182,8 +185,8 @@ func (e *Events) take(datagram []byte, f func(Event)) error {
 	})
 }
 
-// event reads what an Event has of a notification. The family is 0 of a NEWGEN, and of sets,
-// objects and flow tables, of which nothing is said yet.
+// event parses the notification into an Event. The family is 0 for a NEWGEN, and
+// for sets, objects and flow tables, which an Event does not describe.
 func (n Notification) event() (e Event, err error) {
 	e = Event{Kind: n.Kind, Family: n.Family, Append: n.Append, By: n.By}
 	switch n.Kind {
@@ -213,7 +216,7 @@ func (n Notification) event() (e Event, err error) {
 	return e, err
 }
 
-// nameOf returns an attribute that is a string and must be there.
+// nameOf returns a required attribute that is a string.
 func nameOf(attrs []byte, kind uint16) ([]byte, error) {
 	value, err := AttrOf(attrs, kind)
 	if err == nil && value == nil {
@@ -222,8 +225,8 @@ func nameOf(attrs []byte, kind uint16) ([]byte, error) {
 	return UntilNUL(value), err
 }
 
-// Leave lets the events hear nothing for a while: what is committed then is missed.
+// Leave stops receiving for a while: commits in that time are missed.
 func (e *Events) Leave() error { return e.conn.LeaveGroup(unix.NFNLGRP_NFTABLES) }
 
-// Join ends what Leave began.
+// Join receives again after Leave.
 func (e *Events) Join() error { return e.conn.JoinGroup(unix.NFNLGRP_NFTABLES) }

@@ -13,8 +13,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A connection asks the kernel; nothing that it asks creates anything. This example needs
-// CAP_NET_ADMIN, so it is compiled and not run.
+// A connection sends requests to the kernel; no request creates anything. This
+// example needs CAP_NET_ADMIN, so it is compiled and not run.
 func ExampleDial() {
 	conn, err := nft.Dial()
 	if err != nil {
@@ -39,7 +39,7 @@ func ExampleDial() {
 	}
 }
 
-// A batch is written message by message, and is bytes until it is sent.
+// A batch is written message by message, and consists of bytes until it is sent.
 func ExampleBatch() {
 	b := nft.NewBatch()
 	b.Begin(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, tableid.Inet)
@@ -61,8 +61,9 @@ func ExampleBatch() {
 	// another false
 }
 
-// A guarded write goes stale when another process commits between the read and the write: the
-// kernel itself refuses it. This example needs CAP_NET_ADMIN, so it is compiled and not run.
+// A guarded write becomes stale when another process commits between the read and
+// the write: the kernel itself refuses it. This example needs CAP_NET_ADMIN, so
+// it is compiled and not run.
 func ExampleBatch_Guard() {
 	conn, err := nft.Dial()
 	if err != nil {
@@ -93,8 +94,8 @@ func ExampleBatch_Guard() {
 	}
 }
 
-// A subscription hears of the end of each commit, with the process that made it. This example
-// needs CAP_NET_ADMIN, so it is compiled and not run.
+// A subscription receives the end of each commit, with the process that made it.
+// This example needs CAP_NET_ADMIN, so it is compiled and not run.
 func ExampleSubscribe() {
 	subscription, err := nft.Subscribe(func(port, pid uint32) bool { return false })
 	if err != nil {

@@ -6,11 +6,11 @@ import (
 	"hash/maphash"
 )
 
-// An Interner numbers byte strings, from 1, so that equal ones have equal
-// numbers. A map of strings does the same in twice the memory, which for 57,000
-// atoms of 5,000 services are some MB.
+// An Interner numbers byte strings, from 1, so that equal strings have equal
+// numbers. A map of strings would need twice the memory, which is some MB for the
+// 57,000 atoms of 5,000 services.
 type Interner struct {
-	chunks [][]byte // in which the strings lie, each behind its length
+	chunks [][]byte // contain the strings, each after its length
 	at     []uint32 // by number-1: the chunk's number and the place in it
 	index  Index
 	seed   maphash.Seed
@@ -21,8 +21,8 @@ func NewInterner() Interner { return Interner{seed: maphash.MakeSeed()} }
 const (
 	chunkBits = 16
 	chunkSize = 1 << chunkBits
-	// internMost is how long a string may be: no rule of the kernel's (at
-	// most 128 expressions of some hundred bytes) comes near.
+	// internMost is the longest string. The kernel's rules are far shorter: they
+	// have at most 128 expressions of some hundred bytes.
 	internMost = chunkSize - 2
 )
 
@@ -58,14 +58,15 @@ func (n *Interner) Text(number uint32) []byte {
 	return b[2 : 2+binary.NativeEndian.Uint16(b)]
 }
 
-// An Index finds numbers, which are not 0, by a hash of what they stand for. The
-// zero value is empty. It is an open hash table: 5 to 11 bytes for a number.
+// An Index finds numbers, which are not 0, by a hash of the numbered things. The
+// zero value is empty. It is an open hash table, with 5 to 11 bytes for a number.
 type Index struct {
-	slots []uint32 // a power of two of them
+	slots []uint32 // their number is a power of two
 	used  int
 }
 
-// Find returns the number with that hash that same accepts, 0 if there is none.
+// Find returns the number that has the hash and that same accepts, 0 if there is
+// none.
 func (x *Index) Find(hash uint64, same func(uint32) bool) uint32 {
 	if len(x.slots) == 0 {
 		return 0
@@ -79,7 +80,8 @@ func (x *Index) Find(hash uint64, same func(uint32) bool) uint32 {
 	return 0
 }
 
-// Add puts in a number; hashOf must know all that are in, and this one.
+// Add adds a number. hashOf must have the hash of every number in the index, and
+// of this one.
 func (x *Index) Add(number uint32, hashOf func(uint32) uint64) {
 	if 4*x.used >= 3*len(x.slots) {
 		old := x.slots

@@ -13,7 +13,7 @@ type Commit struct {
 	Genid uint32
 	PID   uint32 // of the thread, in the initial pid namespace; 0 if the kernel did not say
 	Comm  string // at most 15 bytes
-	Own   bool   // by who asks, or a program that it executed
+	Own   bool   // by the user, or by a program that it executed
 }
 
 // nfgenmsgLen is the size of struct nfgenmsg, which begins every message.

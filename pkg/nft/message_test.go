@@ -37,7 +37,7 @@ func TestParseChain(t *testing.T) {
 	}
 }
 
-// The hand-written encoder says what the library's says.
+// The hand-written encoder writes the same bytes as the library's.
 func TestEncodeStrings(t *testing.T) {
 	want := nfttest.Message(t, func(ae *netlink.AttributeEncoder) {
 		ae.String(1, "mangle")

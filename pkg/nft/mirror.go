@@ -12,39 +12,39 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A Mirror holds the chains and rules of tables, and keeps up with the kernel at a cost in
-// proportion to what changes: notifications say what changed, and which chains to read again where
-// that cannot be applied to what the mirror holds.
+// A Mirror holds the chains and rules of tables, and follows the kernel at a cost
+// in proportion to the changes. Notifications name the changes. Where a change
+// does not fit the mirror's content, the mirror reads the chain again.
 //
-// A read is accepted when every notification up to the kernel's present genid was received and
-// no chain that one of them named has yet to be read: then no commit came in between, and the
-// state is exactly that of this genid, however long ago each chain was read. The kernel raises
-// the genid, makes a commit visible, and only then sends its notifications (nf_tables_commit),
-// so that none can hide. Unlike a read between two equal genids this comes to an end while
-// another process keeps writing: what must fit between two of its commits is only what it
-// changed.
-//
+// A read is accepted if no notification up to the kernel's present genid is
+// missing and each chain that they named was read. Then the state is exactly that
+// genid's, however long ago each chain was read. The kernel raises the genid,
+// makes a commit visible, and only then sends its notifications
+// (nf_tables_commit), so no commit can hide. A read between two equal genids may
+// never end while another process keeps writing. This read ends, because only the
+// changed chains must be read between two commits.
 // All methods but Turn and Silently are for the goroutine that has the turn.
 type Mirror struct {
 	conn   *Conn
 	cfg    MirrorConfig
 	turn   chan struct{} // of capacity 1
 	events *Events       // nil before the first read and after an overflow
-	at     uint32        // the genid of the last commit that was taken in
+	at     uint32        // the genid of the last commit in the mirror
 	parts  []*FamilyMirror
 }
 
-// A MirrorConfig says how a Mirror asks and whom it calls.
+// A MirrorConfig has the functions that a Mirror calls.
 type MirrorConfig struct {
-	Genid func() (uint32, error)      // asks for the kernel's; at least twice a read
+	Genid func() (uint32, error)      // returns the kernel's genid; called at least twice a read
 	Own   func(port, pid uint32) bool // whether a commit is the user's own
-	// Begun is called when the mirror begins to receive notifications, of what comes after
+	// The mirror calls Begun when it begins to receive the notifications after
 	// genid, and Heard with each of them. Both may be nil.
 	Begun func(genid uint32)
 	Heard func(Event)
 }
 
-// NewMirror returns a Mirror of nothing; Add says of what. It reads over conn.
+// NewMirror returns a Mirror without tables, for use with Add. It reads over
+// conn.
 func NewMirror(conn *Conn, cfg MirrorConfig) *Mirror {
 	if cfg.Begun == nil {
 		cfg.Begun = func(uint32) {}
@@ -55,7 +55,7 @@ func NewMirror(conn *Conn, cfg MirrorConfig) *Mirror {
 	return &Mirror{conn: conn, cfg: cfg, turn: make(chan struct{}, 1)}
 }
 
-// Add lets the mirror hold these tables, too. The first read has to come after it.
+// Add lets the mirror hold these tables, too. It must precede the first read.
 func (m *Mirror) Add(cfg FamilyConfig) *FamilyMirror {
 	if cfg.Budget == nil {
 		cfg.Budget = unlimited{}
@@ -76,7 +76,7 @@ func (m *Mirror) Close() error {
 	return m.events.Close()
 }
 
-// Turn waits for the turn, which ends with the call of done.
+// Turn waits for the turn, which lasts until done is called.
 func (m *Mirror) Turn(ctx context.Context) (done func(), err error) {
 	select {
 	case m.turn <- struct{}{}:
@@ -86,7 +86,7 @@ func (m *Mirror) Turn(ctx context.Context) (done func(), err error) {
 	}
 }
 
-// Read brings one part up to date and returns the genid at which it stands.
+// Read brings one family up to date and returns the genid of its state.
 func (m *Mirror) Read(ctx context.Context, f *FamilyMirror) (genid uint32, err error) {
 	f.countAgain(time.Now())
 	for {
@@ -107,8 +107,8 @@ func (m *Mirror) Read(ctx context.Context, f *FamilyMirror) (genid uint32, err e
 	}
 }
 
-// refresh reads what has to be read of a part. A commit up to the genid that is asked for after
-// that may be in it.
+// refresh reads the changed chains of a family. The result may contain commits up
+// to the genid that refresh reads afterwards.
 func (m *Mirror) refresh(ctx context.Context, f *FamilyMirror) error {
 	if !f.stale && !f.Dirty() {
 		return f.refresh(ctx)
@@ -130,12 +130,12 @@ func (m *Mirror) refresh(ctx context.Context, f *FamilyMirror) error {
 	return errors.Join(err, asked)
 }
 
-// mirrorPatience is how long notifications are waited for at a time. Those of a commit of 40,000
-// rules come up to a second after it became visible.
+// mirrorPatience limits one wait for notifications. The notifications of a commit
+// of 40,000 rules arrive up to a second after it became visible.
 const mirrorPatience = 100 * time.Millisecond
 
-// Listen takes in the notifications that came, and reports whether those are all up to the present
-// genid.
+// Listen applies the notifications that arrived, and reports whether they are
+// complete up to the present genid.
 func (m *Mirror) Listen() (genid uint32, heard bool, err error) {
 	if m.events == nil {
 		if m.events, err = OpenEvents(m.cfg.Genid, m.cfg.Own); err != nil {
@@ -157,11 +157,11 @@ func (m *Mirror) Listen() (genid uint32, heard bool, err error) {
 			f.settle()
 		}
 		if heard && Newer(m.at, genid) {
-			genid = m.at // more was committed, and heard, since the question
+			genid = m.at // more was committed, and received, since the question
 		}
 		return genid, heard, nil
 	}
-	// An overflow, or a message that cannot be read: what it said is lost.
+	// An overflow or an unreadable message means lost notifications.
 	lost := m.events
 	m.events = nil
 	if errors.Is(err, unix.ENOBUFS) {
@@ -173,10 +173,11 @@ func (m *Mirror) Listen() (genid uint32, heard bool, err error) {
 	return genid, false, nil
 }
 
-// salvage takes in the commits that were heard whole before notifications were dropped. These wait
-// in their order, and the kernel adds none until all were received (netlink_overrun and
-// netlink_rcv_wake, Linux 6.18); from then on the socket hears nothing any more. So the commit of
-// which some are missing has no end, and is not taken in.
+// salvage applies the complete commits that arrived before notifications were
+// dropped. These wait in their order. The kernel adds no message until all were
+// received (netlink_overrun and netlink_rcv_wake, Linux 6.18), and after Leave
+// the socket receives none. So a commit with a gap has no end, and is not
+// applied.
 func (m *Mirror) salvage(lost *Events) {
 	if lost.Leave() == nil {
 		_ = lost.Drain(m.take) // an error ends it
@@ -186,7 +187,7 @@ func (m *Mirror) salvage(lost *Events) {
 	}
 }
 
-// take takes in one notification.
+// take handles one notification.
 func (m *Mirror) take(e Event) {
 	if e.Kind == unix.NFT_MSG_NEWGEN {
 		for _, f := range m.parts {
@@ -206,22 +207,22 @@ func (m *Mirror) take(e Event) {
 	}
 }
 
-// A Rewrite names chains of one family that a transaction of the user's writes.
+// A Rewrite names a chain that the user's transaction writes.
 type Rewrite struct {
 	Family tableid.Family
 	Place  Place
 }
 
-// Silently calls write while neither the mirror nor others listen: the kernel sends a notification
-// of each rule to each listener, in messages as large as those of a dump. write sends one
-// transaction that has content and changes nothing but the chains in written. Nothing is lost by
-// that: the genid says afterwards whether another process committed meanwhile. If so, the mirror
-// reads everything again, and others get ErrOverflow.
+// Silently calls write while neither the mirror nor others listen, because the
+// kernel notifies each listener of each rule, in messages as large as a dump's.
+// write sends one non-empty transaction that changes only the chains in written.
+// No change of another process is lost: the genid reveals a commit meanwhile.
+// Then the mirror reads everything again, and others get ErrOverflow.
 func (m *Mirror) Silently(written []Rewrite, others []*Subscription, write func() error) error {
 	select {
 	case m.turn <- struct{}{}:
 		defer func() { <-m.turn }()
-	default: // another goroutine reads, and is to hear of it
+	default: // another goroutine reads, and must be notified
 		return write()
 	}
 	before, heard, err := m.Listen()
@@ -236,7 +237,7 @@ func (m *Mirror) Silently(written []Rewrite, others []*Subscription, write func(
 		s.Join()
 	}
 	err = m.events.Join()
-	// The genid is asked for when all listen again: what is committed from now on is heard.
+	// The genid is read when all listen again, so every later commit is received.
 	now, asked := m.cfg.Genid()
 	switch err = errors.Join(err, asked); {
 	case err == nil && now == before:
@@ -247,7 +248,7 @@ func (m *Mirror) Silently(written []Rewrite, others []*Subscription, write func(
 			f.rewritten(written)
 		}
 	default:
-		_ = m.events.Close() // its error would leave nothing to do
+		_ = m.events.Close() // no action could follow its error
 		m.events = nil
 		for _, s := range others {
 			s.Miss()
@@ -256,8 +257,8 @@ func (m *Mirror) Silently(written []Rewrite, others []*Subscription, write func(
 	return failed
 }
 
-// rewritten marks chains that the user wrote. Which chains there are is asked too: of new ones the
-// handle is not known.
+// rewritten marks chains that the user wrote. The mirror also lists the chains,
+// because it does not know the handles of new ones.
 func (f *FamilyMirror) rewritten(written []Rewrite) {
 	for _, w := range written {
 		if w.Family == f.cfg.Family && f.cfg.Tables(w.Place.Table) {
@@ -267,7 +268,7 @@ func (f *FamilyMirror) rewritten(written []Rewrite) {
 	}
 }
 
-// held returns where the numbers of all rules are that chains have.
+// held returns pointers to the rule numbers of all chains.
 func (f *FamilyMirror) held() []*[]RuleID {
 	var held []*[]RuleID
 	for _, t := range f.tables {

@@ -15,8 +15,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A mirrorTest is a mirror of some tables of family inet, and a connection that asks the kernel
-// the same.
+// A mirrorTest is a mirror of some tables of family inet, and a connection that
+// reads the same from the kernel.
 type mirrorTest struct {
 	conn  *Conn
 	m     *Mirror
@@ -40,7 +40,7 @@ func newMirrorTest(t *testing.T, budget MirrorBudget) mirrorTest {
 	return mirrorTest{conn, m, f, &store}
 }
 
-// read brings the mirror up to date and returns it in words, and at which genid it stands.
+// read brings the mirror up to date and returns it in words, and its genid.
 func (x mirrorTest) read(t *testing.T) (words map[string][]string, genid uint32) {
 	t.Helper()
 	done, err := x.m.Turn(t.Context())
@@ -140,7 +140,7 @@ func randomChange(r *rand.Rand) string {
 	}
 }
 
-// follows reports whether the mirror needs to read nothing to be up to date.
+// follows reports whether the mirror is up to date without a read.
 func (x mirrorTest) follows(t *testing.T) bool {
 	t.Helper()
 	if _, heard, err := x.m.Listen(); err != nil || !heard {
@@ -149,8 +149,8 @@ func (x mirrorTest) follows(t *testing.T) bool {
 	return !x.f.stale && !x.f.Dirty()
 }
 
-// TestMirrorIsWhatTheKernelHas: of tables of any family the mirror has each chain and rule, by
-// handle and bytes, whatever is done to them. It reads few of the commits.
+// TestMirrorIsWhatTheKernelHas: after random changes to tables of any family the
+// mirror has each chain and rule, by handle and bytes. Few commits make it read.
 func TestMirrorIsWhatTheKernelHas(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
@@ -169,8 +169,9 @@ func TestMirrorIsWhatTheKernelHas(t *testing.T) {
 			if !strings.Contains(text, "rename") {
 				script = []string{text}
 			}
-			// A rename and a new chain of that name in one transaction leave two chains of one name
-			// (Linux 6.18), so a rename is a transaction of its own.
+			// A transaction that renames a chain and makes a new one of the old
+			// name leaves two chains of one name (Linux 6.18). So a rename is a
+			// transaction of its own.
 			for _, one := range script {
 				nstest.CommandInput(t, one, "sh", "-c", "nft -f - 2>/dev/null || true")
 			}
@@ -185,8 +186,8 @@ func TestMirrorIsWhatTheKernelHas(t *testing.T) {
 	})
 }
 
-// TestMirrorAfterAnOverflow: a mirror that missed notifications reads everything again, and Begun
-// says so.
+// TestMirrorAfterAnOverflow: a mirror that missed notifications calls Begun and
+// reads everything again.
 func TestMirrorAfterAnOverflow(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
@@ -195,7 +196,7 @@ func TestMirrorAfterAnOverflow(t *testing.T) {
 		x.m.cfg.Begun = func(uint32) { begun++ }
 		nstest.Command(t, "nft", "add", "table", "inet", "guarded; add chain inet guarded c")
 		x.want(t, "the start")
-		if err := x.m.events.conn.SetReadBuffer(1); err != nil { // the kernel's least
+		if err := x.m.events.conn.SetReadBuffer(1); err != nil { // the kernel's minimum
 			t.Fatal(err)
 		}
 		for i := range 40 {
@@ -226,7 +227,7 @@ func TestMirrorTurn(t *testing.T) {
 	}
 }
 
-// tenRules is a budget of ten rules: the largest chains are left out.
+// tenRules is a budget of ten rules: it leaves the largest chains out.
 type tenRules struct{}
 
 func (tenRules) Most() int { return 10 }
@@ -243,7 +244,7 @@ func (tenRules) Choose(all map[Place]Weight) (left map[Place]bool, back []Place)
 	return left, back
 }
 
-// TestMirrorLeavesOut: rules that are above the budget are not kept, and others are.
+// TestMirrorLeavesOut: the mirror drops rules above the budget, and keeps others.
 func TestMirrorLeavesOut(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")

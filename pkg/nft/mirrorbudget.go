@@ -9,31 +9,31 @@ import (
 
 // This file leaves chains out of a mirrored family while their rules are too many.
 
-// bytesPerRule is how long a rule is on the average, as the kernel holds it, before it counts for
-// more than one. Those of 5,000 services have 430 bytes on nft and on legacy, those of IPv6 up to
-// 680.
+// bytesPerRule is the average length of a chain's rules, as the kernel holds them,
+// up to which each counts as one. The rules of 5,000 services have 430 bytes on
+// nft and on legacy, and up to 680 for IPv6.
 const bytesPerRule = 768
 
-// A Weight is what a chain takes of a budget.
+// A Weight is a chain's share of a budget.
 type Weight struct{ Rules, Bytes int }
 
-// Add adds one rule of so many bytes.
+// Add adds one rule of that many bytes.
 func (w *Weight) Add(bytes int) { w.Rules, w.Bytes = w.Rules+1, w.Bytes+bytes }
 
 func (w *Weight) remove(bytes int) { w.Rules, w.Bytes = w.Rules-1, w.Bytes-bytes }
 
-// Units is the weight in rules of usual length.
+// Units returns the weight in rules of usual length.
 func (w Weight) Units() int { return max(w.Rules, w.Bytes/bytesPerRule) }
 
-// size is what a rule adds to a Weight.
+// size returns the bytes that a rule adds to a Weight.
 func (r Rule) size() int { return len(r.Expressions) + len(r.Userdata) }
 
-// A MirrorBudget says of which chains a Mirror keeps the rules.
+// A MirrorBudget chooses the chains whose rules a Mirror keeps.
 type MirrorBudget interface {
-	// Most is how many units the rules of one family may weigh; 0: no limit.
+	// Most is the limit of one family's rules in units; 0: no limit.
 	Most() int
-	// Choose returns the chains of which the rules are not kept, given what all chains weigh that
-	// exist, and those of which the rules fit again.
+	// Choose gets the weights of all existing chains. It returns the chains whose
+	// rules do not fit, and the chains whose rules fit again.
 	Choose(all map[Place]Weight) (left map[Place]bool, back []Place)
 }
 
@@ -43,11 +43,11 @@ type unlimited struct{}
 func (unlimited) Most() int                                         { return 0 }
 func (unlimited) Choose(map[Place]Weight) (map[Place]bool, []Place) { return nil, nil }
 
-// room is what a FamilyMirror knows of its budget.
+// room is a FamilyMirror's use of its budget.
 type room struct {
-	kept   int  // units of all chains of which the rules are kept, as of the last trim
-	wasted int  // rules in the rulebook that were left out, and that no chain has any more
-	left   bool // chains are left out
+	kept   int  // units of all chains whose rules are kept, as of the last trim
+	wasted int  // rules in the rulebook that were left out, and belong to no chain
+	left   bool // whether chains are left out
 }
 
 // fits reports whether so many units can be kept.
@@ -56,23 +56,25 @@ func (f *FamilyMirror) fits(units int) bool {
 	return most == 0 || units <= most
 }
 
-// fitsAgain reports whether a chain may come back, if all would take so many units then.
+// fitsAgain reports whether a chain may be kept again, if all chains would then
+// take that many units.
 func (f *FamilyMirror) fitsAgain(units int) bool {
 	most := f.cfg.Budget.Most()
 	return most == 0 || units <= most-most/4
 }
 
-// An outOf is what is known of a chain that is left out.
+// An outOf describes a chain that is left out.
 type outOf struct {
 	counted time.Time // when its rules were last counted
 	took    time.Duration
-	was     int  // how many there were then
-	touched bool // notifications came since
+	was     int  // the number of rules then
+	touched bool // notifications arrived since
 }
 
-// countEvery is how often, at most, the rules of a chain that is left out are counted while it
-// changes, and countShare the share of the time that this may take. The kernel looks for its place
-// in a chain from the beginning for every 32 KiB: 240,000 rules take seconds.
+// countEvery is the shortest interval between two counts of the rules of a chain
+// that is left out and changes. countShare keeps counting to a fiftieth of the
+// time. For every 32 KiB the kernel searches its place from the chain's
+// beginning: 240,000 rules take seconds.
 const (
 	countEvery = time.Minute
 	countShare = 50
@@ -82,7 +84,8 @@ func (o *outOf) due(now time.Time) bool {
 	return now.Sub(o.counted) >= max(countEvery, countShare*o.took)
 }
 
-// trim leaves chains out until the rest fits, and has those read again that fit by now.
+// trim leaves chains out until the others fit, and has chains read again that fit
+// by now.
 func (f *FamilyMirror) trim() {
 	outs := 0
 	f.kept = 0
@@ -123,7 +126,7 @@ func (f *FamilyMirror) trim() {
 	}
 }
 
-// leaveOut lets go of a chain's rules.
+// leaveOut drops a chain's rules.
 func (f *FamilyMirror) leaveOut(p Place) {
 	c := f.Chain(p)
 	if c.out != nil {
@@ -137,8 +140,8 @@ func (f *FamilyMirror) leaveOut(p Place) {
 	f.cfg.View.Took(p, Content{LeftOut: true, weight: c.weight}, false)
 }
 
-// recount counts the rules of a chain that is left out, and reports whether it stays so. To read
-// them in vain would cost their memory.
+// recount counts the rules of a chain that is left out, and reports whether it
+// stays out. A full read would waste memory.
 func (f *FamilyMirror) recount(t *mirrorTable, place Place) (stays bool, err error) {
 	c := t.chains[place.Chain]
 	if c == nil || c.out == nil {
@@ -151,7 +154,7 @@ func (f *FamilyMirror) recount(t *mirrorTable, place Place) (stays bool, err err
 		return nil
 	})
 	if errors.Is(err, ErrInterrupted) {
-		err = nil // next to a writer that never rests there is no better count
+		err = nil // while a writer never rests there is no better count
 	}
 	if err != nil || now.Rules == 0 || f.fitsAgain(f.kept+now.Units()) {
 		return false, err
@@ -161,7 +164,7 @@ func (f *FamilyMirror) recount(t *mirrorTable, place Place) (stays bool, err err
 }
 
 // wantsCount reports whether a chain that is left out is to be read, because of a notification of a
-// rule of it: when it lost half, when it may fit, or from time to time.
+// rule. It is to be read after it lost half, when it may fit, or from time to time.
 func (f *FamilyMirror) wantsCount(c *MirrorChain, kind uint16) bool {
 	if c.out.touched = true; kind == unix.NFT_MSG_NEWRULE {
 		c.weight.Rules++
@@ -172,7 +175,7 @@ func (f *FamilyMirror) wantsCount(c *MirrorChain, kind uint16) bool {
 		c.out.due(time.Now())
 }
 
-// countAgain has those chains read that are left out and changed a while ago.
+// countAgain has chains read that are left out and changed a while ago.
 func (f *FamilyMirror) countAgain(now time.Time) {
 	if !f.left {
 		return

@@ -18,58 +18,63 @@ type Place struct {
 // A FamilyConfig says which tables of a family a Mirror holds, and how.
 type FamilyConfig struct {
 	Family tableid.Family
-	Tables func(name string) bool // whether a table is held
+	Tables func(name string) bool // whether the mirror holds a table
 	Rules  Rulebook
 	Budget MirrorBudget // nil: all rules are kept
-	View   MirrorView   // nil: the user asks Chain
+	View   MirrorView   // nil: the user calls Chain
 }
 
 // A Rulebook numbers rules for a Mirror. A RuleStore is one.
 type Rulebook interface {
-	// Intern returns the rule's number, which stays until a Purge.
+	// Intern returns the rule's number, which is valid until a Purge.
 	Intern(Rule) (RuleID, error)
-	// Release says that a chain does not have these rules any more. Those that are released for
-	// good are not to be kept, unless another chain has them.
+	// Release says that a chain does not have these rules any more. If forGood,
+	// they are to be kept only while another chain has them.
 	Release(ids []RuleID, forGood bool)
-	// Purge forgets rules. held is where the numbers are that stay, which get new values.
+	// Purge forgets rules. held points to the numbers of the rules that stay;
+	// they get new values.
 	Purge(held []*[]RuleID)
 }
 
-// A MirrorView hears what a Mirror read. Its methods may ask the mirror, and change nothing in it.
+// A MirrorView is notified of a Mirror's reads. Its methods may read the mirror,
+// but must not change it.
 type MirrorView interface {
-	// Reshaped says that a chain is new, gone, or has another hook or policy. Without a chain's
-	// name it says that of the table and of any of its chains.
+	// Reshaped says that a chain is new or deleted, or has another hook or
+	// policy. If chain is empty, this may hold for the table and each of its
+	// chains.
 	Reshaped(table, chain string)
-	// Took says what a chain holds now; same reports that these are the rules that it held.
+	// Took reports a chain's present content; same says that its rules are the
+	// same as before.
 	Took(place Place, now Content, same bool)
-	// Taking says that tables stand as they were at a genid, and that a commit of another process
-	// is about to be taken in that took something; missed: or commits of which notifications are
-	// lost.
+	// Taking is called before a commit of another process that took something is
+	// applied. The tables are then as they were at genid. missed: notifications
+	// of commits are lost.
 	Taking(genid uint32, tables []string, missed bool)
 }
 
-// blind is the view of a mirror without one.
+// blind is the view of a mirror without a MirrorView.
 type blind struct{}
 
 func (blind) Reshaped(string, string)       {}
 func (blind) Took(Place, Content, bool)     {}
 func (blind) Taking(uint32, []string, bool) {}
 
-// A FamilyMirror is what a Mirror holds of one family.
+// A FamilyMirror is a Mirror's part for one family.
 type FamilyMirror struct {
 	cfg    FamilyConfig
 	conn   *Conn
-	tables map[string]*mirrorTable // those that exist
-	// stale: which tables and chains exist must be asked.
+	tables map[string]*mirrorTable // the existing tables
+	// stale: tables and chains must be listed.
 	stale bool
-	// dirty are the chains to read again; true: the chain itself, not only its rules.
+	// dirty are the chains to read again; true: the chain itself, not only its
+	// rules.
 	dirty    map[Place]bool
 	changed  int                  // how many of dirty are true
-	open     commitChanges        // the commit of which the end was not heard yet
+	open     commitChanges        // the commit whose end was not received yet
 	live     map[Place]*following // chains that commits changed since they were shown
-	settling bool                 // they are being shown
+	settling bool                 // settle runs
 	wrote    []Place              // chains that the user's own commits wrote since the last read
-	// versions counts what chains were seen to hold.
+	// versions numbers the contents of chains.
 	versions uint64
 	room
 }
@@ -78,23 +83,23 @@ type FamilyMirror struct {
 type mirrorTable struct {
 	chains  map[string]*MirrorChain
 	highest uint64 // of all chains' handles
-	before  uint64 // what that was before the commit that is taken in
-	// upTo is the genid up to which a commit may be in what was read last, or not. Until all
-	// commits up to it were heard, the table stands at no genid.
+	before  uint64 // highest before the present commit
+	// upTo bounds the commits that the last read of the table may contain. Until
+	// all commits up to upTo were received, the table is of no certain genid.
 	upTo    uint32
 	dormant bool
 }
 
-// A MirrorChain is the mirror of one chain. Its fields are to be read only.
+// A MirrorChain is the mirror of one chain. Users only read its fields.
 type MirrorChain struct {
 	Handle  uint64
 	Base    *Chain   // nil for a chain without a hook
-	IDs     []RuleID // its rules; none if they are not kept
+	IDs     []RuleID // its rules; nil if they are not kept
 	Handles []uint64 // of its rules
 	version uint64   // see RawChain
 	read    bool
 	weight  Weight // of its rules when they were read
-	use     uint32 // no fewer than its rules when it was first seen
+	use     uint32 // at least the number of its rules when it was first seen
 	out     *outOf // nil if its rules are kept
 }
 
@@ -118,13 +123,13 @@ func (f *FamilyMirror) Chains(table string) []string {
 	return slices.Collect(maps.Keys(t.chains))
 }
 
-// Dormant reports whether packets meet no chain of a table.
+// Dormant reports whether the table's chains get no packets.
 func (f *FamilyMirror) Dormant(table string) bool {
 	t := f.tables[table]
 	return t != nil && t.dormant
 }
 
-// ForgetAll makes the next read ask for everything.
+// ForgetAll makes the next read read everything.
 func (f *FamilyMirror) ForgetAll() {
 	f.stale, f.dirty, f.changed, f.open, f.live = true, map[Place]bool{}, 0, commitChanges{}, nil
 	for table, t := range f.tables {
@@ -134,20 +139,20 @@ func (f *FamilyMirror) ForgetAll() {
 	}
 }
 
-// Reread makes the next read ask for a chain's rules.
+// Reread makes the next read read a chain's rules.
 func (f *FamilyMirror) Reread(p Place) {
 	if _, ok := f.dirty[p]; !ok {
 		f.dirty[p] = false
 	}
 }
 
-// RereadItself makes the next read ask for a chain and its rules.
+// RereadItself makes the next read read a chain and its rules.
 func (f *FamilyMirror) RereadItself(p Place) { f.dirty[p] = true }
 
-// Purge lets the rulebook forget what no chain has.
+// Purge lets the rulebook forget rules that no chain has.
 func (f *FamilyMirror) Purge(purge func(held []*[]RuleID)) { purge(f.held()) }
 
-// forget makes the next read ask for all of a table.
+// forget makes the next read read a whole table.
 func (f *FamilyMirror) forget(table string) {
 	f.stale = true
 	if f.tables[table] != nil {
@@ -157,17 +162,18 @@ func (f *FamilyMirror) forget(table string) {
 	}
 }
 
-// listFrom is how many changed chains cost more, asked for one by one (7 µs),
-// than a list of the chains of 5,000 services.
+// listFrom is the number of changed chains from which reading each (7 µs) costs
+// more than a list of the chains of 5,000 services.
 const listFrom = 1000
 
 // Dirty reports whether chains have to be read.
 func (f *FamilyMirror) Dirty() bool { return len(f.dirty) > 0 }
 
-// lists reports whether the next refresh asks which tables and chains exist.
+// lists reports whether the next refresh lists tables and chains.
 func (f *FamilyMirror) lists() bool { return f.stale || f.changed > listFrom }
 
-// refresh reads what has to be read. What commits interrupt it leaves for the next time.
+// refresh reads the changed chains, and lists tables and chains if needed. If a
+// commit interrupts, the rest waits for the next refresh.
 func (f *FamilyMirror) refresh(ctx context.Context) error {
 	if f.lists() {
 		if err := f.list(); err != nil {
@@ -186,13 +192,13 @@ func (f *FamilyMirror) refresh(ctx context.Context) error {
 		}
 	}
 	if len(f.dirty) == 0 {
-		f.dirty, f.changed = map[Place]bool{}, 0 // it may have been large
+		f.dirty, f.changed = map[Place]bool{}, 0 // releases a map that may have been large
 	}
 	f.trim()
 	return nil
 }
 
-// list asks which tables and chains exist, and marks those that are new.
+// list reads the names of tables and chains, and marks new chains.
 func (f *FamilyMirror) list() error {
 	fresh := map[string]*mirrorTable{}
 	in := func(table string) *mirrorTable {
@@ -228,7 +234,7 @@ func (f *FamilyMirror) list() error {
 	for table, t := range fresh {
 		was := old[table]
 		if was != nil && was.dormant != t.dormant {
-			was = nil // what a view shows of its chains is another thing now
+			was = nil // a view shows its chains differently now
 		}
 		f.adopt(table, t, was)
 	}
@@ -247,8 +253,8 @@ func (f *FamilyMirror) list() error {
 	return nil
 }
 
-// see notes that a chain exists, and reports whether it is new or another one. One that is new
-// has yet to be read.
+// see notes that a chain exists, and reports whether it is new or has changed. A
+// new chain has yet to be read.
 func (t *mirrorTable) see(raw Chain) (reshaped bool) {
 	t.highest = max(t.highest, raw.Handle)
 	c := t.chains[raw.Name]
@@ -269,8 +275,8 @@ func (t *mirrorTable) see(raw Chain) (reshaped bool) {
 	return reshaped
 }
 
-// adopt takes over what an earlier list of the table, which may be nil, has of the same chains, and
-// marks those that must be read.
+// adopt takes the contents of unchanged chains from an earlier list of the table,
+// which may be nil. It marks the other chains for a read.
 func (f *FamilyMirror) adopt(table string, t, old *mirrorTable) {
 	if old == nil {
 		old = &mirrorTable{}

@@ -6,11 +6,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// This file takes the notifications of a commit into a mirrored family: what they say of a chain is
-// applied where it fits, and else the chain is read again.
+// This file applies the notifications of a commit to a mirrored family. A chain
+// is read again if its notifications do not fit.
 
-// followMost bounds the bytes of new rules that are kept of one commit: 5,000 services have 20 MB.
-// The chains of a larger commit are read again.
+// followMost bounds the bytes of one commit's new rules in memory: 5,000 services
+// have 20 MB. The chains of a larger commit are read again.
 const followMost = 32 << 20
 
 // A change is a notification of a chain, or of a rule of it.
@@ -19,29 +19,31 @@ type change struct {
 	append bool   // see Notification
 	size   int32  // of the rule
 	handle uint64 // of the rule, or of the chain
-	before uint64 // of a new rule, see RuleMessage
-	rule   *Rule  // that is new
-	chain  *Chain // that is new, or has another policy
+	before uint64 // of a new rule: see RuleMessage
+	rule   *Rule  // a new rule
+	chain  *Chain // a chain that is new or has another policy
 }
 
-// A chainChanges is what one commit did to a chain, in order.
+// A chainChanges is the effect of one commit on a chain, in order.
 type chainChanges struct {
 	place Place
 	list  []change
-	odd   bool // a notification could not be read, or is not kept
+	odd   bool // a notification was unreadable, or is not kept
 }
 
-// A commitChanges is what one commit did to a family, as far as it was heard.
+// A commitChanges is the effect of one commit on a family, as far as it was
+// received.
 type commitChanges struct {
 	chains map[Place]*chainChanges
 	last   *chainChanges // most notifications are of the same chain as the one before
 	tables map[string]bool
-	size   int  // of the rules that are new
-	takes  bool // a rule, a chain or a table goes
+	size   int  // of the new rules
+	takes  bool // a rule, a chain or a table was deleted
 }
 
-// of returns what the commit did to a chain. The name is copied only if the chain is not the one of
-// the notification before: they are many.
+// of returns the commit's changes of a chain. It copies the name only if the
+// previous notification was of another chain, because there are many
+// notifications.
 func (o *commitChanges) of(table string, chain []byte) *chainChanges {
 	if c := o.last; c != nil && c.place.Table == table && c.place.Chain == string(chain) {
 		return c
@@ -105,7 +107,7 @@ func (c *chainChanges) take(e Event, f *FamilyMirror, o *commitChanges) {
 	c.list = append(c.list, h)
 }
 
-// parseGone reads the handle and the size of a rule that went.
+// parseGone reads the handle and the size of a deleted rule.
 func parseGone(data []byte) (handle uint64, size int, err error) {
 	err = eachAttrOf(data, func(kind uint16, value []byte) (err error) {
 		switch kind {
@@ -119,15 +121,16 @@ func parseGone(data []byte) (handle uint64, size int, err error) {
 	return handle, size, err
 }
 
-// reads reports whether the new rules of a chain are not wanted: the chain is about to be read, or
-// is left out.
+// reads reports that a chain's new rules need not be kept, because the chain is
+// about to be read or is left out.
 func (f *FamilyMirror) reads(place Place) bool {
 	_, dirty := f.dirty[place]
 	chain := f.Chain(place)
 	return dirty || f.stale || f.tables[place.Table] == nil || chain != nil && chain.out != nil
 }
 
-// exact reports whether a table stands as it was at a genid, up to which all was heard.
+// exact reports whether the mirror has a table as it was at genid. The caller has
+// received everything up to genid.
 func (f *FamilyMirror) exact(table string, genid uint32) bool {
 	t := f.tables[table]
 	if f.stale || t == nil || Newer(t.upTo, genid) {
@@ -141,7 +144,7 @@ func (f *FamilyMirror) exact(table string, genid uint32) bool {
 	return true
 }
 
-// taking has the view look at the tables that stand as they were before something is taken.
+// taking shows the view the exact tables before something is taken from them.
 func (f *FamilyMirror) taking(at uint32, missed bool) {
 	exact := slices.DeleteFunc(f.Tables(), func(table string) bool { return !f.exact(table, at) })
 	if len(exact) > 0 {
@@ -150,7 +153,7 @@ func (f *FamilyMirror) taking(at uint32, missed bool) {
 	}
 }
 
-// end takes in a commit of which all was heard. at is the genid before it.
+// end applies a commit that was received to its end. at is the genid before it.
 func (f *FamilyMirror) end(by Commit, at uint32) {
 	o := f.open
 	if f.open = (commitChanges{}); len(o.chains) == 0 && len(o.tables) == 0 {
@@ -178,8 +181,8 @@ func (f *FamilyMirror) end(by Commit, at uint32) {
 	}
 }
 
-// rereadWritten makes the next refresh ask for the chains that the user's own commits wrote: what a
-// write did is proved by a read, and not by what was heard of it.
+// rereadWritten makes the next refresh read the chains that the user's own
+// commits wrote, because notifications do not prove a write.
 func (f *FamilyMirror) rereadWritten() {
 	for _, place := range f.wrote {
 		f.Reread(place)
@@ -187,13 +190,13 @@ func (f *FamilyMirror) rereadWritten() {
 	f.wrote = nil
 }
 
-// miss says that notifications behind that genid were dropped.
+// miss says that notifications after that genid were dropped.
 func (f *FamilyMirror) miss(at uint32) {
 	f.open = commitChanges{}
 	f.taking(at, true)
 }
 
-// readAgain has a chain read that a commit touched.
+// readAgain marks a chain that a commit touched for a read.
 func (f *FamilyMirror) readAgain(c *chainChanges) {
 	for _, h := range c.list {
 		t := f.tables[c.place.Table]
@@ -207,13 +210,14 @@ func (f *FamilyMirror) readAgain(c *chainChanges) {
 	}
 }
 
-// touched notes that something changed that has to be read.
+// touched notes a change that has to be read.
 func (f *FamilyMirror) touched(t *mirrorTable, place Place, h change) {
 	switch h.kind {
 	case unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN:
 		switch {
 		case t.renamed(place.Chain, h):
-			// The jumps to it changed too, of which the kernel sends nothing.
+			// The jumps to it changed too, but the kernel sends no notification
+			// of them.
 			f.forget(place.Table)
 		case !f.dirty[place]:
 			f.RereadItself(place)
@@ -226,8 +230,8 @@ func (f *FamilyMirror) touched(t *mirrorTable, place Place, h change) {
 	}
 }
 
-// renamed reports whether a notification can mean that a chain got another name: no new chain
-// has a handle that is not higher than all before.
+// renamed reports whether a notification can mean that a chain got another name.
+// A new chain always has a higher handle than all chains before it.
 func (t *mirrorTable) renamed(name string, h change) bool {
 	if c := t.chains[name]; c != nil && c.Handle == h.handle {
 		return false
@@ -237,10 +241,11 @@ func (t *mirrorTable) renamed(name string, h change) bool {
 	return known && h.kind == unix.NFT_MSG_NEWCHAIN
 }
 
-// follow applies what a commit did to a chain; false if that does not fit, and the chain has to be
-// read. A commit that is in what was read already does not fit, or changes nothing in the end: only
-// a rule that replaces another one has a handle that was there before, so that a rule which the
-// mirror adds once more stands already, or goes with a commit that is yet to be heard of.
+// follow applies a commit to a chain; false if it does not fit, and the chain has
+// to be read. If an earlier read contains the commit already, it does not fit or
+// changes nothing in the end. Only a rule that replaces another reuses a handle.
+// So a rule that the mirror adds again is in the chain already, or a later commit
+// deletes it.
 func (f *FamilyMirror) follow(c *chainChanges) bool {
 	t, n := f.tables[c.place.Table], f.live[c.place]
 	if n == nil {
@@ -272,7 +277,8 @@ func (f *FamilyMirror) follow(c *chainChanges) bool {
 	return true
 }
 
-// settle shows the chains that were followed as the last commit left them.
+// settle shows the view the chains that were followed, as the last commit left
+// them.
 func (f *FamilyMirror) settle() {
 	if len(f.live) == 0 {
 		return
@@ -290,12 +296,12 @@ func (f *FamilyMirror) settle() {
 	}
 }
 
-// A following is a chain that commits change, since it was shown.
+// A following is a chain with the commits since it was last shown.
 type following struct {
-	was    *MirrorChain // whose rules it had at first; nil: none
-	handle uint64       // of the chain; 0: it does not stand
+	was    *MirrorChain // the chain with the first rules; nil: none
+	handle uint64       // of the chain; 0: it does not exist
 	fresh  bool         // it is not the chain that was shown
-	base   *Chain       // what is new of a chain with a hook
+	base   *Chain       // new values of a chain with a hook
 	weight Weight
 	order  *RuleOrder[RuleID]
 }
@@ -320,7 +326,7 @@ func (n *following) rules() *RuleOrder[RuleID] {
 	return n.order
 }
 
-// apply takes in one notification; false if it does not fit.
+// apply applies one notification; false if it does not fit.
 func (n *following) apply(f *FamilyMirror, t *mirrorTable, h change) bool {
 	switch h.kind {
 	case unix.NFT_MSG_NEWCHAIN:
@@ -352,7 +358,7 @@ func (n *following) apply(f *FamilyMirror, t *mirrorTable, h change) bool {
 	return true
 }
 
-// add puts a new rule into its place.
+// add inserts a new rule.
 func (n *following) add(f *FamilyMirror, h change, put func(RuleID) bool) bool {
 	n.rules()
 	if n.weight.Add(int(h.size)); !f.fits(n.weight.Units()) {
@@ -362,8 +368,8 @@ func (n *following) add(f *FamilyMirror, h change, put func(RuleID) bool) bool {
 	return err == nil && put(id)
 }
 
-// replacedBy reports whether a rule that went was replaced: "iptables -R" and -Z have the new one
-// under the same handle (Linux 6.18).
+// replacedBy reports whether a deleted rule was replaced: "iptables -R" and -Z
+// give the new rule the same handle (Linux 6.18).
 func (h change) replacedBy(next change) bool {
 	return h.kind == unix.NFT_MSG_DELRULE && next.kind == unix.NFT_MSG_NEWRULE && h.handle == next.handle
 }
@@ -378,10 +384,10 @@ func (n *following) replace(f *FamilyMirror, old, next change) bool {
 	return n.add(f, next, func(id RuleID) bool { return n.order.Replace(old.handle, id) == nil })
 }
 
-// show has the mirror and its view hold the chain as it is.
+// show updates the mirror and its view with the chain's present state.
 func (n *following) show(f *FamilyMirror, t *mirrorTable, place Place) {
 	if n.fresh {
-		f.drop(t, place) // the one of before, if there was one
+		f.drop(t, place) // the earlier chain, if there was one
 	}
 	if n.handle == 0 {
 		return

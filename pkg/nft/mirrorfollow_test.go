@@ -12,8 +12,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// TestMirrorFollows: commands whose notifications say all that the mirror needs to know make it
-// read nothing. After the others it reads.
+// TestMirrorFollows: after some commands the notifications suffice, and the
+// mirror reads nothing. After the others it reads.
 func TestMirrorFollows(t *testing.T) {
 	const start = `table inet guarded {
 		chain base { type filter hook input priority 0; tcp dport 1 accept; jump plain; }
@@ -60,8 +60,8 @@ func TestMirrorFollows(t *testing.T) {
 	}
 }
 
-// TestMirrorFollowsIptables: so it is with what iptables does to counters and rules in place, which
-// keep their handles.
+// TestMirrorFollowsIptables does the same with changes by iptables to counters
+// and rules in place, which keep their handles.
 func TestMirrorFollowsIptables(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-nft")
@@ -103,7 +103,7 @@ func TestMirrorFollowsIptables(t *testing.T) {
 	})
 }
 
-// A takingView notes what the mirror held when Taking was called.
+// A takingView notes the mirror's content when Taking is called.
 type takingView struct {
 	blind
 	x    *mirrorTest
@@ -118,8 +118,9 @@ func (v *takingView) Taking(genid uint32, exact []string, missed bool) {
 	v.seen = append(v.seen, fmt.Sprintf("at %d, missed %t, %d rules, young: %t", genid, missed, len(v.x.f.Chain(Place{"guarded", "c"}).IDs), c != nil))
 }
 
-// TestMirrorBeforeAnOverflow: the kernel drops a part of a large commit's notifications. The mirror
-// takes in the commits that came whole, says how the table stood then, and reads everything again.
+// TestMirrorBeforeAnOverflow: the kernel drops a part of a large commit's
+// notifications. The mirror applies the complete commits, shows the table as of
+// then, and reads everything again.
 func TestMirrorBeforeAnOverflow(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
@@ -143,7 +144,7 @@ func TestMirrorBeforeAnOverflow(t *testing.T) {
 			t.Fatal(err)
 		}
 		nstest.Command(t, "nft", "flush", "chain", "inet", "guarded", "c")
-		for range 20 { // messages behind the gap are not taken in
+		for range 20 { // messages after the gap are ignored
 			nstest.Command(t, "nft", "add", "rule", "inet", "guarded", "c", "accept")
 		}
 		x.want(t, "an overflow")
@@ -154,9 +155,9 @@ func TestMirrorBeforeAnOverflow(t *testing.T) {
 	})
 }
 
-// TestMirrorBeforeACommit: right before a commit of another process that takes something, the
-// mirror says how it stands, if it stands as the kernel did. While a chain waits to be read it says
-// nothing.
+// TestMirrorBeforeACommit: right before a commit of another process that takes
+// something, the mirror shows its state, if it is the kernel's. While a chain
+// waits to be read the mirror shows nothing.
 func TestMirrorBeforeACommit(t *testing.T) {
 	for _, test := range []struct {
 		name string
@@ -169,7 +170,7 @@ func TestMirrorBeforeACommit(t *testing.T) {
 		{"the commit may have been read", func(x mirrorTest) { x.f.tables["guarded"].upTo += 10 }, nil},
 		{"it is its own", func(x mirrorTest) { x.m.events.own = func(uint32, uint32) bool { return true } }, nil},
 		{"one of its own came before", func(x mirrorTest) {
-			own := true // the first of the two
+			own := true // the first of two commits
 			x.m.events.own = func(uint32, uint32) bool { was := own; own = false; return was }
 		}, []string{"missed false, 2 rules, young: true"}},
 	} {
@@ -196,7 +197,8 @@ func TestMirrorBeforeACommit(t *testing.T) {
 	}
 }
 
-// TestMirrorReadsItsOwnWrites: what the user's own commits wrote is read, and not only heard of.
+// TestMirrorReadsItsOwnWrites: the mirror reads the writes of the user's own
+// commits, even if it received their notifications.
 func TestMirrorReadsItsOwnWrites(t *testing.T) {
 	for _, own := range []bool{true, false} {
 		t.Run(fmt.Sprint(own), func(t *testing.T) {
@@ -208,7 +210,7 @@ func TestMirrorReadsItsOwnWrites(t *testing.T) {
 				x.m.events.own = func(uint32, uint32) bool { return own }
 				nstest.Command(t, "nft", "add rule inet guarded c drop")
 				x.follows(t)
-				x.f.tables["guarded"].chains["c"].IDs[1] = 1 // as if it had misheard
+				x.f.tables["guarded"].chains["c"].IDs[1] = 1 // as by a wrong notification
 				got, _ := x.read(t)
 				want, _ := x.kernel(t)
 				if same := cmp.Equal(want, got); same != own {

@@ -5,14 +5,16 @@ import (
 	"slices"
 )
 
-// This file reads what chains of a mirrored family hold: one chain, or a table at once.
+// This file reads the contents of a mirrored family's chains: one chain, or a
+// table at once.
 
-// A Content is what a chain held at one moment. Equal ones are the same rules in every sense: while
-// a table stands, only a rule that replaces another one gets a handle that was there before.
+// A Content is a chain's content at one moment. Equal contents are the same rules
+// in every sense: while a table exists, a new rule reuses a handle only if it
+// replaces that handle's rule.
 type Content struct {
 	IDs     []RuleID
 	Handles []uint64
-	// LeftOut: its rules are too many to be kept, so IDs and Handles are not there.
+	// LeftOut: the rules are too many to be kept, so IDs and Handles are nil.
 	LeftOut bool
 	weight  Weight
 }
@@ -22,13 +24,15 @@ func (c Content) Equal(o Content) bool {
 	return c.LeftOut == o.LeftOut && slices.Equal(c.IDs, o.IDs) && slices.Equal(c.Handles, o.Handles)
 }
 
-// rereads is how often a chain is read again at once when a commit interrupts.
+// rereads limits how often a chain is read again at once when a commit
+// interrupts.
 const rereads = 3
 
-// reread reads one chain again, the chain itself too if that may have changed.
+// reread reads one chain's rules again, and also the chain itself if it may have
+// changed.
 func (f *FamilyMirror) reread(place Place, itself bool) error {
 	t := f.tables[place.Table]
-	if t == nil { // a table that came up meanwhile is listed
+	if t == nil { // a new table is listed later
 		delete(f.dirty, place)
 		return nil
 	}
@@ -76,18 +80,19 @@ func (f *FamilyMirror) drop(t *mirrorTable, place Place) {
 	}
 }
 
-// Asked for one by one, a chain costs as much as ten rules in a dump of its
-// table, and so what is to be read of a table is read by one dump if it is much.
+// A chain that is read singly costs as much as ten rules in a dump of its table.
+// So one dump reads a table if many of its chains have to be read.
 const (
-	wholeFrom  = 64 // chains to read
-	wholeShare = 3  // one of so many
-	// wholeMost is how many rules a table may have for that. The kernel looks for its place in the
-	// table from the beginning for every 32 KiB. With 95,000 rules in 301 chains a start took 23 s,
-	// and 3 s chain by chain (Linux 6.18, a busy machine).
+	wholeFrom  = 64 // this many chains to read
+	wholeShare = 3  // and at least a third of the table's chains
+	// wholeMost is the largest number of rules in a table for that. For every 32
+	// KiB the kernel searches its place from the table's beginning. With 95,000
+	// rules in 301 chains a start took 23 s, and 3 s chain by chain (Linux 6.18,
+	// a busy machine).
 	wholeMost = 64_000
 )
 
-// size returns about how many rules the table has, rather too many.
+// size estimates the number of the table's rules, rather too high.
 func (t *mirrorTable) size() int {
 	n := 0
 	for _, c := range t.chains {
@@ -100,7 +105,7 @@ func (t *mirrorTable) size() int {
 	return n
 }
 
-// rereadTables reads the tables of which most chains have to be read.
+// rereadTables reads the tables that have many chains to read.
 func (f *FamilyMirror) rereadTables() error {
 	unread := map[string]int{}
 	for place, itself := range f.dirty {
@@ -118,15 +123,15 @@ func (f *FamilyMirror) rereadTables() error {
 	return nil
 }
 
-// rereadTable reads what has to be read of a table by one dump. Only chains that
-// lie within one piece of it, between rules of other chains, were read as one;
-// the first and the last of each piece, and those that have no rules, are left to
-// reread. A commit that interrupts the dump changes nothing in this: if it touched
-// a chain, a notification will say so.
+// rereadTable reads a table's changed chains by one dump. A chain was read as a
+// unit only if it is within one piece of the dump, between rules of other chains.
+// reread reads the first and the last chain of each piece, and chains without
+// rules. A commit may interrupt the dump: if it touched a chain, a notification
+// will say so.
 //
-// A dump that shows no rule at all began at the first and skipped none, so every
-// chain is empty. That is what `iptables -F` leaves behind, and to ask for each of
-// 16,000 chains then took 0.4 s (5,000 services, Linux 6.18).
+// A dump without any rule began at the first and skipped none, so every chain is
+// empty. `iptables -F` has this effect. Reading each of 16,000 chains then took
+// 0.4 s (5,000 services, Linux 6.18).
 func (f *FamilyMirror) rereadTable(name string, t *mirrorTable) error {
 	var now Content
 	place, whole, wanted, empty := Place{Table: name}, false, false, true
@@ -160,7 +165,7 @@ func (f *FamilyMirror) wantsRules(t *mirrorTable, place Place) bool {
 	return dirty && !itself && t.chains[place.Chain] != nil
 }
 
-// keepEmpty notes that the chains of which the rules have to be read have none.
+// keepEmpty notes that the chains whose rules have to be read are empty.
 func (f *FamilyMirror) keepEmpty(name string, t *mirrorTable) {
 	for place := range f.dirty {
 		if place.Table == name && f.wantsRules(t, place) {
@@ -170,7 +175,7 @@ func (f *FamilyMirror) keepEmpty(name string, t *mirrorTable) {
 	}
 }
 
-// content reads what a chain holds.
+// content reads a chain's rules.
 func (f *FamilyMirror) content(place Place) (Content, error) {
 	var c Content
 	err := f.conn.EachRule(f.cfg.Family, place.Table, place.Chain, func(m RuleMessage) error {
@@ -179,8 +184,8 @@ func (f *FamilyMirror) content(place Place) (Content, error) {
 	return c, err
 }
 
-// gather takes one rule into the content of a chain. Of more than can be kept at all it only
-// counts.
+// gather adds one rule to the content of a chain. Once the rules exceed the
+// budget, gather only counts them.
 func (f *FamilyMirror) gather(c *Content, m RuleMessage) error {
 	c.weight.Add(m.Rule.size())
 	if c.LeftOut {
@@ -197,8 +202,8 @@ func (f *FamilyMirror) gather(c *Content, m RuleMessage) error {
 	return err
 }
 
-// keep takes over what a chain holds. While a table is read for the first time, what is above the
-// limit goes at once: it must not be in memory, not even until all is read.
+// keep stores a chain's content. During a table's first read it drops rules above
+// the limit at once, because memory must never hold them.
 func (f *FamilyMirror) keep(t *mirrorTable, place Place, now Content) {
 	c := t.chains[place.Chain]
 	if c.read && c.out == nil {
@@ -207,7 +212,7 @@ func (f *FamilyMirror) keep(t *mirrorTable, place Place, now Content) {
 	c.weight = now.weight
 	same := c.read && c.out == nil && slices.Equal(c.IDs, now.IDs)
 	if same {
-		now.IDs = c.IDs // a Purge gives new numbers to these
+		now.IDs = c.IDs // a Purge renumbers these
 	} else {
 		f.cfg.Rules.Release(c.IDs, false)
 		f.versions++

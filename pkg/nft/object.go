@@ -10,14 +10,15 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// This file reads objects of every kind without understanding them, for callers who keep whole
-// tables as bytes.
+// This file reads objects of every kind without understanding them, for callers
+// that keep whole tables as bytes.
 
-// An ObjectKind is a kind of nf_tables object, by the message that makes one. The message that
-// asks for one has the next number.
+// An ObjectKind is a kind of nf_tables object, by the message that creates one.
+// The message that reads one has the next number.
 type ObjectKind uint16
 
-// The kinds. Elements are the contents of one set, several in one message.
+// The kinds of objects. Elements are the contents of one set, several in one
+// message.
 const (
 	Tables     ObjectKind = unix.NFT_MSG_NEWTABLE
 	Chains     ObjectKind = unix.NFT_MSG_NEWCHAIN
@@ -28,10 +29,10 @@ const (
 	Flowtables ObjectKind = unix.NFT_MSG_NEWFLOWTABLE
 )
 
-// EachObject calls f with the attributes of every object of a kind in the family's tables, in
-// the kernel's order. The kernel filters by some of the attributes asked only, so f must look at
-// the names. What f gets is valid until it returns. The error is ErrInterrupted if f may have
-// got a mixture of two states.
+// EachObject calls f with the attributes of every object of a kind in the
+// family's tables, in the kernel's order. The kernel filters by only some of the
+// attributes in asked, so f must check the names. f's argument is valid until f
+// returns. The error is ErrInterrupted if f may have got a mixture of two states.
 func (c *Conn) EachObject(kind ObjectKind, family tableid.Family, asked []StringAttr, f func(attrs []byte) error) error {
 	attrs, f := Strings(asked...), withoutHeader(f)
 	var err error
@@ -49,8 +50,8 @@ func (c *Conn) Object(kind ObjectKind, family tableid.Family, asked []StringAttr
 	return found, Wrap(fmt.Sprintf("reading a %s", kind), err)
 }
 
-// HasElement reports whether a set has an element of that key; one whose time is over is none. It
-// waits for no transaction.
+// HasElement reports whether a set has an element with that key; an expired
+// element does not count. It waits for no transaction.
 func (c *Conn) HasElement(family tableid.Family, table, set string, key []byte) (bool, error) {
 	element := AppendAttr(nil, unix.NFTA_SET_ELEM_KEY|unix.NLA_F_NESTED, AppendAttr(nil, unix.NFTA_DATA_VALUE, key, 0), 0)
 	asked := Strings(StringAttr{unix.NFTA_SET_ELEM_LIST_TABLE, table}, StringAttr{unix.NFTA_SET_ELEM_LIST_SET, set})
@@ -63,7 +64,8 @@ func (c *Conn) HasElement(family tableid.Family, table, set string, key []byte) 
 	return err == nil, Wrap("asking for an element of set "+set, err)
 }
 
-// withoutHeader returns a function that calls f with what stands behind the struct nfgenmsg.
+// withoutHeader returns a function that calls f with the data after the struct
+// nfgenmsg.
 func withoutHeader(f func(attrs []byte) error) func(data []byte) error {
 	return func(data []byte) error {
 		if len(data) < nfgenmsgLen {
@@ -73,13 +75,13 @@ func withoutHeader(f func(attrs []byte) error) func(data []byte) error {
 	}
 }
 
-// Raw writes attributes that are encoded already, with their headers and padding.
+// Raw writes encoded attributes, with their headers and padding.
 func (b *Batch) Raw(attrs []byte) {
 	last := len(b.chunks) - 1
 	b.chunks[last] = append(b.chunks[last], attrs...)
 }
 
-// Messages returns how many messages were written.
+// Messages returns the number of messages in the batch.
 func (b *Batch) Messages() int { return int(b.count) }
 
 var kindNames = map[ObjectKind]string{
@@ -95,8 +97,9 @@ func (k ObjectKind) String() string {
 	return fmt.Sprintf("object of kind %d", uint16(k))
 }
 
-// describeObject names what a message is about, for people; a transaction if it is about none of
-// the kinds. All of them have the table's name first; that of a table is the only name of its.
+// describeObject names the object of a message, for people. For other messages it
+// returns "a transaction". Every kind's first attribute is the table's name; a
+// table has no other name.
 func describeObject(kind ObjectKind, family tableid.Family, attrs []byte) string {
 	table := String(AttrPath(attrs, unix.NFTA_TABLE_NAME))
 	name := String(AttrPath(attrs, unix.NFTA_SET_NAME)) // also NFTA_OBJ_NAME and the like

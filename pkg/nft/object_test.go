@@ -9,7 +9,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A refused transaction names the object of which the kernel complained.
+// A refused transaction names the object of the kernel's complaint.
 func TestAMessageIsDescribed(t *testing.T) {
 	for _, c := range []struct {
 		kind  ObjectKind

@@ -9,7 +9,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A RawTable is the chains of one table with their rules as bytes, at one genid.
+// A RawTable has the chains of one table with their rules as bytes, at one genid.
 type RawTable struct {
 	ID     tableid.TableID
 	Genid  uint32
@@ -19,17 +19,17 @@ type RawTable struct {
 // A RawChain is one chain of a RawTable.
 type RawChain struct {
 	Base *Chain // nil for a chain without a hook
-	// Version is another number whenever the chain's rules may be others; 0: not known.
+	// Version changes whenever the chain's rules may have changed; 0: unknown.
 	Version uint64
-	// LeftOut: the rules are too many to be kept, so that Rules has none.
+	// LeftOut: the rules are too many to be kept, so Rules is empty.
 	LeftOut bool
-	// Rules are the rules in order. The bytes of one are valid until the next is asked for.
+	// Rules are the rules in order. A rule's bytes are valid until the next rule.
 	Rules iter.Seq[Rule]
 }
 
-// RawTable shows what the mirror holds of a table, as of the last Read, which returned genid;
-// false if there is no such table. rule gives a rule's bytes by its number, in room as far as
-// that suffices. What is shown is valid until the turn ends.
+// RawTable returns the mirror's content of a table, as of the last Read, which
+// returned genid; false if there is no such table. rule returns a rule's bytes by
+// its number, in room if they fit. The result is valid until the turn ends.
 func (f *FamilyMirror) RawTable(table string, genid uint32, rule func(id RuleID, room []byte) Rule) (RawTable, bool) {
 	t := f.tables[table]
 	if t == nil {
@@ -45,7 +45,7 @@ func (f *FamilyMirror) RawTable(table string, genid uint32, rule func(id RuleID,
 				}
 			}
 		}}
-		if shown.LeftOut { // its rules may be others by now
+		if shown.LeftOut { // its rules may have changed since
 			shown.Version = 0
 		}
 		raw.Chains[name] = shown
@@ -53,12 +53,13 @@ func (f *FamilyMirror) RawTable(table string, genid uint32, rule func(id RuleID,
 	return raw, true
 }
 
-// rawReads is how often RawTable begins because another process commits meanwhile.
+// rawReads limits how often RawTable begins again because another process commits
+// meanwhile.
 const rawReads = 5
 
-// RawTable reads a table at one genid; false if there is no such table. The error is
-// ErrInterrupted if other processes do not stop committing. All rules are in memory at once: a
-// Mirror needs less.
+// RawTable reads a table at one genid; false if there is no such table. The error
+// is ErrInterrupted if other processes keep committing. All rules are in memory
+// at once: a Mirror needs less.
 func (c *Conn) RawTable(id tableid.TableID) (raw RawTable, found bool, err error) {
 	for range rawReads {
 		raw, found, err = c.rawTable(id)
@@ -111,8 +112,9 @@ func (c *Conn) rawTable(id tableid.TableID) (RawTable, bool, error) {
 	return raw, found, err
 }
 
-// complete reports whether every chain is used as often as its rules and the jumps to it say. A
-// transaction that was given up meanwhile may have hidden rules from the dump, and no genid says so
+// complete reports whether the rules and jumps of the dump account for the
+// kernel's use count of every chain. A transaction that was given up meanwhile
+// may have hidden rules from the dump, and no genid says so
 // (nf_tables_dump_rules, Linux 6.18).
 func complete(held map[string][]Rule, used map[string]uint32) bool {
 	seen := make(map[string]uint32, len(used))

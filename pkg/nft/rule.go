@@ -8,18 +8,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// This file reads rules as nf_tables holds them, without understanding what
-// they mean. Formats: linux/netfilter/nf_tables.h, and what
-// net/netfilter/nf_tables_api.c (nf_tables_fill_rule_info) puts into it.
+// This file reads rules as nf_tables holds them, without understanding their
+// meaning. linux/netfilter/nf_tables.h and nf_tables_fill_rule_info of
+// net/netfilter/nf_tables_api.c define the format.
 
-// A Rule is the content of a rule as nf_tables holds it, apart from where it
-// stands: no table, chain, handle or position. Rules of the same bytes are the
-// same rule, unless the bytes name something by a number of the kernel's, such as a set.
+// A Rule is the content of a rule as nf_tables holds it, without its table,
+// chain, handle and position. Equal bytes mean equal rules, unless the bytes name
+// an object, such as a set, by a number of the kernel's.
 //
-// NFTA_RULE_COMPAT is no part of it: the kernel does not report it.
+// A Rule does not have NFTA_RULE_COMPAT, because the kernel does not report it.
 type Rule struct {
 	// Expressions is the content of NFTA_RULE_EXPRESSIONS, a list of
-	// NFTA_LIST_ELEM; what counters counted is zeroed.
+	// NFTA_LIST_ELEM; counters are zeroed.
 	Expressions []byte
 	// Userdata is the content of NFTA_RULE_USERDATA; nil if there is none.
 	Userdata []byte
@@ -29,7 +29,8 @@ type Rule struct {
 type RuleMessage struct {
 	Table, Chain []byte
 	Handle       uint64
-	// Before is the handle of the rule before it; 0: it is the first, or the message says nothing.
+	// Before is the handle of the previous rule; 0: this rule is the first, or
+	// the message does not say.
 	Before uint64
 	Rule   Rule
 }
@@ -60,14 +61,15 @@ func ParseRule(data []byte) (m RuleMessage, err error) {
 	return m, m.Rule.zeroCounters()
 }
 
-// An Expression is one NFTA_LIST_ELEM: the name of what the rule does, and
-// that one's own attributes.
+// An Expression is one NFTA_LIST_ELEM: the name of a match or an action, and its
+// attributes.
 type Expression struct {
 	Name string
 	Data []byte
 }
 
-// Jump returns the chain that an immediate verdict leads to, nil for any other expression.
+// Jump returns the chain to which an immediate verdict leads, nil for any other
+// expression.
 func (e Expression) Jump() []byte {
 	if e.Name != "immediate" {
 		return nil
@@ -89,7 +91,7 @@ func parseExpression(elem []byte) (e Expression, err error) {
 	return e, err
 }
 
-// commonNames are those that most rules and chains have: of expressions and of tables.
+// commonNames are frequent names of expressions and tables.
 var commonNames = [...]string{
 	"match", "counter", "immediate", "meta", "cmp", "target", "payload", "bitwise", "nat", "filter", "mangle",
 }
@@ -126,7 +128,7 @@ func (r Rule) Each(f func(Expression) error) error {
 	})
 }
 
-// zeroCounters sets what was counted to zero, in place.
+// zeroCounters sets the counters to zero, in place.
 func (r Rule) zeroCounters() error {
 	return r.Each(func(e Expression) error {
 		if e.Name != "counter" {

@@ -31,7 +31,7 @@ func FuzzMessages(f *testing.F) {
 	f.Add(nfttest.RuleMessage(f, []byte{0, 3, 'h', 'i', 0}, nfttest.XTMatch("comment", nfttest.CommentInfo("hi")), nfttest.Counter(1, 2), nfttest.XTTarget("SET")))
 	f.Add([]byte{2, 0, 0, 0, 8, 0, 1, 0, 0, 0, 0, 2})
 	f.Fuzz(func(t *testing.T, data []byte) {
-		_, _ = ParseChain(data) // none may panic
+		_, _ = ParseChain(data) // none of them may panic
 		_, _ = parseTable(data)
 		_, _ = parseCommit(data)
 		for kind := range uint16(unix.NFT_MSG_MAX) {

@@ -5,23 +5,26 @@ import (
 	"iter"
 )
 
-// ErrUnplaced says that a notification fits nothing that was read before it: its object has to be
-// read.
+// ErrUnplaced says that a notification does not fit the rules in the order, so
+// its object has to be read.
 var ErrUnplaced = errors.New("a notification that fits nothing")
 
-// A RuleOrder is the rules of a chain while the notifications of one commit change them. R is what
-// is known of a rule. NewRuleOrder makes one; it is for one goroutine.
+// A RuleOrder has the rules of a chain while the notifications of one commit
+// change them. R is the caller's data about a rule. NewRuleOrder makes a
+// RuleOrder, which is for one goroutine.
 //
-// A notification says behind which rule a new one stands in the list that the kernel has at that
-// moment: with all new ones in it, also those of which it speaks later, and less those of which it
-// has said that they went (nf_tables_commit, nf_tables_rule_notify; Linux 6.18). Of the first and
-// of the last rule it does not say it.
+// A notification names the rule before a new rule. It refers to the kernel's list
+// at that moment (nf_tables_commit, nf_tables_rule_notify; Linux 6.18). That list
+// has all new rules, even those in later notifications, but no rule whose
+// deletion was already notified. For the first and the last rule the notification
+// names none.
 type RuleOrder[R any] struct {
 	nodes   map[uint64]*orderNode[R]
-	waiting map[uint64]waitingRule[R] // for the rule before them, by its handle
-	first   orderNode[R]              // stands before all
+	waiting map[uint64]waitingRule[R] // by the handle of the missing rule before them
+	first   orderNode[R]              // sentinel before all rules
 	last    *orderNode[R]
-	// headless: the first rule went, and others stayed; nothing came since.
+	// headless: the first rule was deleted, others stayed, and no rule was added
+	// since.
 	headless bool
 }
 
@@ -36,7 +39,8 @@ type waitingRule[R any] struct {
 	rule   R
 }
 
-// NewRuleOrder returns the rules of a chain, by their handles, in order.
+// NewRuleOrder returns a RuleOrder of the rules of a chain, by their handles, in
+// order.
 func NewRuleOrder[R any](size int, rules iter.Seq2[uint64, R]) *RuleOrder[R] {
 	o := &RuleOrder[R]{nodes: make(map[uint64]*orderNode[R], size)}
 	o.last = &o.first
@@ -64,8 +68,9 @@ func (o *RuleOrder[R]) put(before, n *orderNode[R]) {
 	o.nodes[n.handle] = n
 }
 
-// Add puts a new rule into its place. before is the handle of the rule before it, 0 if the
-// notification has none; appended is its Notification.Append. The error is ErrUnplaced.
+// Add inserts a new rule. before is the handle of the rule before it, 0 if the
+// notification has none; appended is its Notification.Append. The error is
+// ErrUnplaced.
 func (o *RuleOrder[R]) Add(handle, before uint64, appended bool, rule R) error {
 	if before == 0 && appended {
 		if o.headless { // a rule that replaced the first one looks the same
@@ -105,7 +110,7 @@ func (o *RuleOrder[R]) Add(handle, before uint64, appended bool, rule R) error {
 	}
 }
 
-// Remove takes a rule out. The error is ErrUnplaced.
+// Remove deletes a rule. The error is ErrUnplaced.
 func (o *RuleOrder[R]) Remove(handle uint64) (R, error) {
 	n := o.nodes[handle]
 	if n == nil {
@@ -123,8 +128,8 @@ func (o *RuleOrder[R]) Remove(handle uint64) (R, error) {
 	return n.rule, nil
 }
 
-// Replace puts a rule into the place of another one, whose handle it gets. The error is
-// ErrUnplaced.
+// Replace puts a rule into the place of another one, whose handle it gets. The
+// error is ErrUnplaced.
 func (o *RuleOrder[R]) Replace(handle uint64, rule R) error {
 	n := o.nodes[handle]
 	if n == nil {
@@ -134,10 +139,11 @@ func (o *RuleOrder[R]) Replace(handle uint64, rule R) error {
 	return nil
 }
 
-// Whole reports whether each new rule has its place. It is asked at the end of a commit.
+// Whole reports whether each new rule has its place. It is called at the end of a
+// commit.
 func (o *RuleOrder[R]) Whole() bool { return len(o.waiting) == 0 }
 
-// Len returns how many rules have a place.
+// Len returns the number of rules that have a place.
 func (o *RuleOrder[R]) Len() int { return len(o.nodes) }
 
 // All returns the rules by their handles, in order.

@@ -8,25 +8,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A RuleID names a rule of a RuleStore, from 1. Equal ones are equal rules.
+// A RuleID names a rule of a RuleStore, from 1. Equal IDs are equal rules.
 type RuleID uint32
 
-// A RuleStore numbers rules, and gives their bytes back. NewRuleStore makes one; it is not for
-// concurrent use. It is a Rulebook for mirrors that need no more than the bytes of rules.
+// A RuleStore numbers rules, and returns their bytes. NewRuleStore makes one; it
+// is not for concurrent use. It is a Rulebook for mirrors that need only the
+// bytes of rules.
 //
-// Memory: a rule is a list of atoms. 46,578 rules of 5,000 services are 20 MB of messages, but
-// few atoms (a match by protocol, a jump) occur once only, and those without the zeros behind a
-// comment are short.
+// A rule is stored as a list of atoms. 46,578 rules of 5,000 services are 20 MB
+// of messages. But few atoms, such as a match by protocol or a jump, occur only
+// once. Without the zeros after a comment they are short.
 type RuleStore struct {
-	atoms Interner // NFTA_LIST_ELEMs as trimZeros leaves them
-	keys  Interner // rules as makeKey names them; the number is the RuleID
-	key   []byte   // room to work in
+	atoms Interner // NFTA_LIST_ELEMs without the zeros that trimZeros removes
+	keys  Interner // rules as lists of atoms (makeKey); the number is the RuleID
+	key   []byte   // scratch space
 }
 
 // NewRuleStore returns a store without rules.
 func NewRuleStore() RuleStore { return RuleStore{atoms: NewInterner(), keys: NewInterner()} }
 
-// Intern returns the rule's number: the next one if the store does not have the rule yet.
+// Intern returns the rule's number: the next number if the store does not have
+// the rule yet.
 func (s *RuleStore) Intern(r Rule) (RuleID, error) {
 	if err := s.makeKey(r); err != nil {
 		return 0, err
@@ -35,7 +37,7 @@ func (s *RuleStore) Intern(r Rule) (RuleID, error) {
 	return RuleID(number), err
 }
 
-// Rule builds the rule of that number again, in room as far as it suffices.
+// Rule builds the rule of that number again, in room if it fits.
 func (s *RuleStore) Rule(id RuleID, room []byte) Rule {
 	key := s.keys.Text(uint32(id))
 	r := Rule{Expressions: room[:0]}
@@ -72,8 +74,8 @@ func (s *RuleStore) Purge(held []*[]RuleID) {
 	*s = kept
 }
 
-// makeKey sets s.key to what names the rule: the numbers of its atoms, and behind a zero its user
-// data if it has any.
+// makeKey sets s.key to the rule's key: the numbers of its atoms, then a zero and
+// its user data if it has any.
 func (s *RuleStore) makeKey(r Rule) error {
 	s.key = s.key[:0]
 	for rest := r.Expressions; len(rest) > 0; {
@@ -97,8 +99,8 @@ func (s *RuleStore) makeKey(r Rule) error {
 	return nil
 }
 
-// trimZeros returns an attribute without the zeros at its end (a comment's match has up to 255).
-// Its header says how many there were.
+// trimZeros returns an attribute without the zeros at its end (a comment's match
+// has up to 255). The attribute's header has its full length.
 func trimZeros(attribute []byte) []byte {
 	end := len(attribute)
 	for end > unix.SizeofNlAttr && attribute[end-1] == 0 {

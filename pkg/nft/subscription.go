@@ -16,15 +16,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// subscriptionBuffer is the receive buffer that is asked for, in bytes. The
-// kernel charges about 768 bytes for each 56-byte message; the filter drops
-// all other messages before they count.
+// subscriptionBuffer is the requested size of the receive buffer, in bytes. The
+// kernel charges about 768 bytes for each 56-byte message; the filter drops all
+// other messages before they count.
 const subscriptionBuffer = 1 << 20
 
-// A Subscription receives one Commit for each transaction that any process commits
-// to nf_tables in this network namespace, its user's own included. Its commits are
-// those since Subscribe, in their order and without a gap, until the first error.
-// That error is the last: every later Receive returns it, too. After ErrOverflow,
+// A Subscription receives one Commit for each transaction that any process, also
+// its user's, commits to nf_tables in this network namespace. It returns the
+// commits since Subscribe, in their order and without a gap, until the first
+// error. Every later Receive returns that error, too. After ErrOverflow,
 // subscribe again, and then look at everything.
 type Subscription struct {
 	conn    *netlink.Conn
@@ -32,11 +32,11 @@ type Subscription struct {
 	left    func()            // called by Close
 	pending []netlink.Message // received with others, not yet returned
 	closed  atomic.Bool
-	ended   atomic.Pointer[error] // why nothing more will be received; nil while it listens
+	ended   atomic.Pointer[error] // why Receive has ended; nil while it listens
 }
 
-// Subscribe opens a subscription; own says of a commit's netlink address and process whether it is
-// its user's. It needs CAP_NET_ADMIN.
+// Subscribe opens a subscription. own reports whether a commit's netlink address
+// and process are the user's. Subscribe needs CAP_NET_ADMIN.
 func Subscribe(own func(port, pid uint32) bool) (*Subscription, error) {
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
@@ -50,8 +50,8 @@ func Subscribe(own func(port, pid uint32) bool) (*Subscription, error) {
 	return s, nil
 }
 
-// begin sets the filter before it joins the group, so that nothing unwanted
-// ever enters the buffer.
+// begin sets the filter before it joins the group, so that no other message ever
+// enters the buffer.
 func (s *Subscription) begin() error {
 	filter, err := bpf.Assemble(onlyNewgen())
 	if err != nil {
@@ -67,12 +67,12 @@ func (s *Subscription) begin() error {
 }
 
 // onlyNewgen passes messages of type NFT_MSG_NEWGEN. Without it a restore of
-// 20,000 rules is 26,666 messages and overflows the default buffer; a genid
-// comes in a datagram of its own (nf_tables_gen_notify), so nothing is lost
-// by looking at a datagram's first message only.
+// 20,000 rules is 26,666 messages and overflows the default buffer. A genid has a
+// datagram of its own (nf_tables_gen_notify), so it suffices to check a
+// datagram's first message.
 func onlyNewgen() []bpf.Instruction {
-	// The type stands at offset 4 in the machine's byte order, and BPF loads
-	// in network order.
+	// The type is at offset 4 in the machine's byte order, and BPF loads in
+	// network order.
 	var wire [2]byte
 	binary.NativeEndian.PutUint16(wire[:], uint16(nftType(unix.NFT_MSG_NEWGEN)))
 	return []bpf.Instruction{
@@ -103,7 +103,7 @@ func (s *Subscription) Receive() (Commit, error) {
 			s.end(ErrOverflow)
 		case errors.Is(err, net.ErrClosed), errors.Is(err, os.ErrClosed):
 			s.end(net.ErrClosed)
-		default: // a deadline is end's own, which has set its error
+		default: // a deadline is set by end, which has set its error
 			s.end(fmt.Errorf("receiving commits: %w", err))
 		}
 	}
@@ -122,8 +122,8 @@ func (s *Subscription) Receive() (Commit, error) {
 	return c, nil
 }
 
-// end lets Receive return err from now on, unless it has another error already. A Receive
-// that waits is woken by a deadline.
+// end lets Receive return err from now on, unless it has another error already. A
+// deadline wakes a waiting Receive.
 func (s *Subscription) end(err error) {
 	if s.ended.CompareAndSwap(nil, &err) {
 		_ = s.conn.SetReadDeadline(time.Now())
@@ -139,8 +139,8 @@ func (s *Subscription) Close() error {
 	return s.conn.Close()
 }
 
-// Leave stops listening until Join. An error of the kernel's is of no matter: the
-// subscription then hears more than it has to.
+// Leave stops listening until Join. An error of the kernel does not matter: the
+// subscription then only receives more than necessary.
 func (s *Subscription) Leave() { _ = s.conn.LeaveGroup(unix.NFNLGRP_NFTABLES) }
 
 // Join listens again after Leave. If the kernel refuses, Receive returns that error.
@@ -153,13 +153,13 @@ func (s *Subscription) Join() {
 // Miss lets Receive return ErrOverflow.
 func (s *Subscription) Miss() { s.end(ErrOverflow) }
 
-// Subscriptions are those of one user that are open. The zero value is none.
+// Subscriptions has one user's open subscriptions. The zero value has none.
 type Subscriptions struct {
 	mu   sync.Mutex
 	open []*Subscription
 }
 
-// Subscribe opens a subscription, which is one of them until its Close.
+// Subscribe opens a subscription and keeps it in o until its Close.
 func (o *Subscriptions) Subscribe(own func(port, pid uint32) bool) (*Subscription, error) {
 	s, err := Subscribe(own)
 	if err != nil {
@@ -178,7 +178,7 @@ func (o *Subscriptions) remove(s *Subscription) {
 	o.open = slices.DeleteFunc(o.open, func(other *Subscription) bool { return other == s })
 }
 
-// All returns those that are open.
+// All returns the open subscriptions.
 func (o *Subscriptions) All() []*Subscription {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -20,7 +20,7 @@ func TestSubscriptionOverflow(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer s.Close()
-		if err := s.conn.SetReadBuffer(1); err != nil { // the kernel's least: a few messages
+		if err := s.conn.SetReadBuffer(1); err != nil { // the kernel's minimum: a few messages
 			t.Fatal(err)
 		}
 		var script strings.Builder
@@ -58,7 +58,8 @@ func TestSubscriptionOverflow(t *testing.T) {
 	})
 }
 
-// TestSubscriptionMiss: Miss wakes a Receive that waits, and what was received before is not lost.
+// TestSubscriptionMiss: Miss wakes a waiting Receive, and earlier commits are not
+// lost.
 func TestSubscriptionMiss(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")

@@ -12,8 +12,8 @@ import (
 type Table struct {
 	Family tableid.Family
 	Name   string
-	Owner  uint32 // the netlink address of the socket that owns it; 0: none does
-	// Dormant: packets meet none of its chains.
+	Owner  uint32 // the netlink address of the owning socket; 0: none
+	// Dormant: the table's chains get no packets.
 	Dormant bool
 }
 
@@ -58,7 +58,7 @@ func (c *Conn) eachTableOf(family tableid.Family, f func(Table) error) error {
 	return Wrap("listing the tables", err)
 }
 
-// Table asks for one table; false if it does not exist.
+// Table reads one table; false if it does not exist.
 func (c *Conn) Table(family tableid.Family, name string) (t Table, ok bool, err error) {
 	ok, err = c.one(unix.NFT_MSG_GETTABLE, family, []StringAttr{{unix.NFTA_TABLE_NAME, name}}, func(data []byte) (err error) {
 		t, err = parseTable(data)

@@ -6,31 +6,34 @@ import (
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
-// A committer is the process that committed last, as /proc had it. Of an owner that never rests
-// only whether it is the same is asked, each stillFor, and the rest once in originStays: that is
-// most of what a commit of another process costs. The zero committer is none.
+// A committer is the last process that committed, as /proc showed it. An owner
+// that never rests is checked to be the same process every stillFor, and is read
+// again once in originStays. Such reads are the main cost of another process's
+// commit. The zero committer is none.
 type committer struct {
 	pid  uint32 // 0 for none
 	dir  processFolder
 	was  process
 	read time.Time
-	seen time.Time // when it was last asked
+	seen time.Time // when it was last checked
 }
 
-// originStays is for how long a process is taken to have the ancestors, unit and container that it
-// had: it may be moved to another unit, or lose its parent.
+// originStays limits how long a process's ancestors, unit and container are
+// reused. They may change: the process may move to another unit, or lose its
+// parent.
 const originStays = time.Second
 
-// stillFor is for how long a process that is called the same is not asked again. In it no number is
-// given to another process: that takes as many new ones as there are numbers.
+// stillFor is how long a process of the same name is not checked again. The
+// kernel reuses no process number so soon: first it would have to use all others.
 const stillFor = 20 * time.Millisecond
 
 // of returns process pid.
 //
-// It is empty if the process is gone, which is usual for a short-lived
-// iptables, or if its name is not comm. So it is where proc is known to be of
-// another pid namespace than the initial one, in which the kernel counts: there the
-// same number is another process, and it may have the same name.
+// The result is empty if the process is gone, which is usual for a short-lived
+// iptables, or if its name is not comm. It is also empty if proc is known to be
+// of another pid namespace than the initial one. The kernel numbers committers in
+// the initial one. Elsewhere that number is another process, perhaps of the same
+// name.
 func (c *committer) of(proc string, pid uint32, comm string, now time.Time) process {
 	if pid == 0 || comm == "" {
 		return process{}
@@ -50,7 +53,7 @@ func (c *committer) of(proc string, pid uint32, comm string, now time.Time) proc
 	return process{}
 }
 
-// process returns what /proc shows of process pid.
+// process returns the description of process pid in /proc.
 func (c *committer) process(proc string, pid uint32, now time.Time) process {
 	if c.pid == pid && now.Sub(c.read) < originStays && c.still() {
 		c.seen = now
@@ -65,13 +68,14 @@ func (c *committer) process(proc string, pid uint32, now time.Time) process {
 	return c.was
 }
 
-// still reports whether the process lives and executes what it did. A folder is one process's: of
-// one that has ended nothing can be read, also where another one has its number by now.
+// still reports whether the process lives and still executes the same program. A
+// folder belongs to one process: after its end the folder is unreadable, even if
+// another process has the number.
 func (c *committer) still() bool {
 	return c.was.command != "" && c.dir.command() == c.was.command && c.dir.comm() == c.was.comm
 }
 
-// forget makes it none.
+// forget empties c.
 func (c *committer) forget() {
 	if c.pid != 0 {
 		c.dir.close()

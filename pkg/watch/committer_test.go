@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// TestCommitterThatNeverRests: of the process that committed last only what shows that it is still
-// that one is read again, until a second has passed.
+// TestCommitterThatNeverRests: the same process commits again and again. For a
+// second canaryd reads only its identity again, and then everything.
 func TestCommitterThatNeverRests(t *testing.T) {
 	const pid, comm = 7, "kube-proxy"
 	begin := time.Now()
@@ -41,7 +41,7 @@ func TestCommitterThatNeverRests(t *testing.T) {
 			}
 			for _, name := range []string{"cmdline", "comm", "cgroup"} {
 				if err := os.Remove(filepath.Join(proc, "8", name)); err != nil {
-					t.Fatal(err) // as of a process that has ended
+					t.Fatal(err) // as for a process that has ended
 				}
 			}
 			if err := os.Mkdir(filepath.Join(proc, "7"), 0o755); err != nil {

@@ -8,14 +8,15 @@ import (
 	"github.com/canaryd/canaryd/pkg/owners"
 )
 
-// A Doer is the process that decided on a write. For iptables and nft as commands it is the process
-// that executed them, such as puppet or a script: each `iptables -D` is a process of its own.
+// A Doer is the process that decided on a write. For the commands iptables and
+// nft it is their caller, such as puppet or a script, because each `iptables -D`
+// is a process of its own.
 type Doer struct {
 	PID     uint32
-	Start   uint64 // in ticks since the machine started; 0: it was gone before it could be read
+	Start   uint64 // in ticks since boot; 0: it was gone before it could be read
 	Comm    string
 	Command string
-	// Ancestors are what the kernel calls them, the parent first.
+	// Ancestors are the kernel's names of its ancestors, the parent first.
 	Ancestors []string
 	// Session: it leads a session with a terminal.
 	Session bool
@@ -27,22 +28,22 @@ func (d Doer) Known() bool { return d.Start != 0 }
 // Is reports whether both are known to be the same process.
 func (d Doer) Is(o Doer) bool { return d.Known() && d.PID == o.PID && d.Start == o.Start }
 
-// OneJob reports whether all that the process decides on is one job: it is an agent or a script. A
-// person's shell, and a daemon that starts jobs of others, decide on things that have nothing to do
-// with each other. An owner of rules decides on its own.
+// OneJob reports whether all decisions of the process belong to one job, because
+// it is an agent or a script. Decisions of a person's shell, or of a daemon that
+// starts jobs of others, may be unrelated. An owner of rules decides for itself.
 func (d Doer) OneJob() bool {
 	return d.Known() && d.PID > 1 && !d.Session && !readsCommands(d.Comm, d.Command) && !starters.have(d.Comm) && !owners.Decides(d.Comm)
 }
 
-// Commands reports whether the process is a shell or an agent that executes commands: a person's or
-// a script's. No owner of rules is one.
+// Commands reports whether the process is a shell or an agent that executes the
+// commands of a person or a script. No owner of rules is one.
 func (d Doer) Commands() bool {
-	program, _, _ := strings.Cut(d.Command, " ") // of a script that names its shell, the shell
+	program, _, _ := strings.Cut(d.Command, " ") // for a script that names its shell: the shell
 	shell := slices.Contains(shells, d.Comm) || slices.Contains(shells, strings.TrimPrefix(path.Base(program), "-"))
 	return d.Known() && !owners.Decides(d.Comm) && (shell || agents.have(d.Comm))
 }
 
-// names are patterns of what the kernel calls processes.
+// names are patterns for the kernel's names of processes.
 type names []string
 
 func (n names) have(comm string) bool {
@@ -60,13 +61,13 @@ var (
 	}
 	// agents execute the commands of a description or a script.
 	agents = names{"ansible*", "chef*", "perl*", "puppet*", "python*", "ruby*", "salt*"}
-	// wrappers execute a command and decide nothing.
+	// wrappers execute a command and make no decision.
 	wrappers = []string{"sudo", "env", "timeout", "nice", "ionice", "setpriv", "nsenter", "chroot", "flock", "doas"}
 	shells   = []string{"sh", "bash", "dash", "ash", "busybox", "zsh", "ksh", "mksh", "fish", "csh", "tcsh"}
 )
 
-// readsCommands reports whether a process is a shell without a script: it reads what a person types
-// or another program sends.
+// readsCommands reports whether a process is a shell without a script: it reads
+// commands from a person or another program.
 func readsCommands(comm, command string) bool {
 	if !slices.Contains(shells, comm) {
 		return false
@@ -79,7 +80,8 @@ func readsCommands(comm, command string) bool {
 	return true
 }
 
-// Doer returns the process behind a write: the writer itself if nothing more is known.
+// Doer returns the process behind a write: the writer itself if the doer is
+// unknown.
 func (w Writer) Doer() Doer {
 	if w.By.PID == 0 {
 		return Doer{PID: w.PID, Comm: w.Comm, Command: w.Command, Ancestors: w.Origin.Ancestors}
@@ -87,14 +89,14 @@ func (w Writer) Doer() Doer {
 	return w.By
 }
 
-// OfDoer returns the writer as a record names it whose doer decided: with the doer's number, name
-// and command line.
+// OfDoer returns the writer for a flush record that names its doer, with the
+// doer's number, name, command line and ancestors.
 func (w Writer) OfDoer(d Doer) Writer {
 	w.PID, w.Comm, w.Command, w.Origin.Ancestors = d.PID, d.Comm, d.Command, d.Ancestors
 	return w
 }
 
-// onlyExecutes reports whether a process does what its parent decided.
+// onlyExecutes reports whether a process carries out its parent's decision.
 func onlyExecutes(comm, command string) bool {
 	for _, program := range []string{"iptables", "ip6tables", "xtables-"} {
 		if strings.HasPrefix(comm, program) {
@@ -104,7 +106,7 @@ func onlyExecutes(comm, command string) bool {
 	if comm == "nft" || slices.Contains(wrappers, comm) {
 		return true
 	}
-	// A shell that a program started for one command.
+	// A program started this shell for one command.
 	if !slices.Contains(shells, comm) {
 		return false
 	}
@@ -113,13 +115,14 @@ func onlyExecutes(comm, command string) bool {
 	return found && !strings.ContainsAny(line, ";|&\n") && onlyExecutes(path.Base(program), "")
 }
 
-// maxLineage bounds how many ancestors are read. Ansible executes iptables by way of a shell,
-// Python, a shell, sudo and another shell.
+// maxLineage bounds how many ancestors are read. Ansible executes iptables
+// through a shell, Python, a shell, sudo and another shell.
 const maxLineage = 8
 
-// ancestorsOf names a process's ancestors, and returns the process that decided what it does: the
-// first one upwards that not only executes what another decided. A parent that is younger than its
-// child is another process that got the number of one that has ended.
+// ancestorsOf names a process's ancestors, and returns the process that decided
+// on its action. That is the first process upwards that does more than carry out
+// its parent's decision. A parent younger than its child is another process,
+// which got the number of a process that ended.
 func ancestorsOf(proc string, self Doer, child procStat) (names []string, by Doer) {
 	by, at := self, 0
 	upwards := onlyExecutes(self.Comm, self.Command)
@@ -143,13 +146,13 @@ func ancestorsOf(proc string, self Doer, child procStat) (names []string, by Doe
 		child = parent
 	}
 	if upwards {
-		by.Start = 0 // its parent could not be read, or has ended, or is PID 1
+		by.Start = 0 // its parent was unreadable, or has ended, or is PID 1
 	}
 	by.Ancestors = names[min(at, len(names)):]
 	return names, by
 }
 
-// doer returns the process that the file is of.
+// doer returns the file's process.
 func (s procStat) doer(pid uint32, command string) Doer {
 	return Doer{PID: pid, Start: s.start, Comm: s.comm, Command: command, Session: s.session == pid && s.terminal}
 }

@@ -8,13 +8,13 @@ import (
 	"testing"
 )
 
-// TestWhoDecidedOnAWrite: a command of iptables does what the process wants that executed it, also
-// by way of sudo or a shell for one command. All commands of a script have the same doer. Who
-// decided for PID 1 is not known.
+// TestWhoDecidedOnAWrite: iptables carries out the decision of its caller, also
+// through sudo or a shell for one command. All commands of a script have the same
+// doer. PID 1's caller is unknown.
 func TestWhoDecidedOnAWrite(t *testing.T) {
 	for _, tt := range []struct {
 		name string
-		line [][2]string // comm and command line, the writer first; the last one's parent is PID 1
+		line [][2]string // comm and command line, the writer first; the last's parent is PID 1
 		want string      // the doer's comm
 	}{
 		{"a program of its own", [][2]string{{"netavark", "netavark setup"}, {"podman", "podman run"}}, "netavark"},
@@ -52,8 +52,9 @@ func TestWhoDecidedOnAWrite(t *testing.T) {
 	}
 }
 
-// TestOneJob: an agent and a script have one job. A person's shell, a daemon that starts jobs of
-// others, an owner of rules and a process that was gone have none that a purge could be.
+// TestOneJob: an agent and a script have one job. A purge cannot be the one job
+// of a person's shell, a daemon that starts others' jobs, an owner of rules, or
+// an unread process.
 func TestOneJob(t *testing.T) {
 	for _, tt := range []struct {
 		comm, command     string
@@ -104,8 +105,8 @@ func TestOneJob(t *testing.T) {
 	}
 }
 
-// TestCommands: a shell, a script and an agent execute commands of others. An owner of rules does
-// not, also if it is a script.
+// TestCommands: a shell, a script and an agent execute commands of others. An
+// owner of rules does not, even as a script.
 func TestCommands(t *testing.T) {
 	for _, tt := range []struct {
 		comm, command string

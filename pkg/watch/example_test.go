@@ -10,11 +10,11 @@ import (
 	"github.com/canaryd/canaryd/pkg/watch"
 )
 
-// Watch commits: a hint says when to look, and the writers say who wrote.
+// Watch commits: a hint says when to look, and Writers names the processes.
 func ExampleCommitWatcher() {
 	ctx, cancel := context.WithCancel(context.Background())
 	kernel := iptablestest.NewFake(iptables.NFT, rules.IPv4)
-	source := kernel.Subscribe() // of a real one: (*iptables.Kernel).Subscribe
+	source := kernel.Subscribe() // of a real kernel: (*iptables.Kernel).Subscribe
 	watcher := watch.CommitWatcher{
 		Subscribe: func() (watch.CommitSource, error) { return source, nil },
 		Hints:     watch.NewHints(),
@@ -33,7 +33,7 @@ func ExampleCommitWatcher() {
 	}
 	var writers []watch.Writer
 	for len(writers) == 0 {
-		<-watcher.Hints.C() // a reason to look, and no more: the beginning is one too
+		<-watcher.Hints.C() // only a reason to look: the beginning is one too
 		writers = watcher.Writers.Between(genid, genid+1)
 	}
 	for _, w := range writers {

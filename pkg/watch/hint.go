@@ -2,17 +2,17 @@ package watch
 
 import "sync/atomic"
 
-// A Source says where a hint came from; it is the label of
-// canaryd_hints_total. Only of SourceMiss more follows: what it shows may be
-// of a commit that is still under way.
+// A Source says which event caused a hint; it is the label of
+// canaryd_hints_total. Only a SourceMiss announces later events: the missing
+// rules may belong to a commit under way.
 type Source string
 
 // The sources of hints.
 const (
 	SourceNFT      Source = "nft"      // a process committed to nf_tables
-	SourceLock     Source = "lock"     // a process let go of the xtables lock
+	SourceLock     Source = "lock"     // a process released the xtables lock
 	SourcePoll     Source = "poll"     // the daemon's ticker
-	SourceMiss     Source = "miss"     // a packet came through that nat did not translate
+	SourceMiss     Source = "miss"     // nat did not translate a packet
 	SourceOverflow Source = "overflow" // the kernel dropped events, or a watch broke
 )
 
@@ -21,8 +21,8 @@ func Sources() []Source {
 	return []Source{SourceNFT, SourceLock, SourcePoll, SourceMiss, SourceOverflow}
 }
 
-// Hints collects reasons to look. However many are given while the reader is
-// busy, the reader gets one: a hint says "look", never "what".
+// Hints collects reasons to look. The reader receives one hint for any number
+// that are given while it is busy. A hint says "look", and does not say at what.
 //
 // All methods may be called by any number of goroutines.
 type Hints struct {
@@ -39,8 +39,8 @@ func NewHints() *Hints {
 	return h
 }
 
-// Give asks for a look. It never blocks: if a look is pending already, it only
-// counts. A source that Sources does not list is not counted.
+// Give requests a look. It never blocks: if a look is pending already, it only
+// counts. It does not count a source that Sources does not list.
 func (h *Hints) Give(s Source) {
 	h.Count(s)
 	select {
@@ -49,18 +49,18 @@ func (h *Hints) Give(s Source) {
 	}
 }
 
-// Count counts a look that needs no asking, such as the daemon's own tick.
+// Count counts a look that needs no hint, such as the daemon's own tick.
 func (h *Hints) Count(s Source) {
 	if n := h.counts[s]; n != nil {
 		n.Add(1)
 	}
 }
 
-// C delivers one value when there is a reason to look. Whatever was given
-// before the value was received is answered by a look that starts after it.
+// C delivers one value when there is a reason to look. A look that starts after
+// the value was received covers every hint given before.
 func (h *Hints) C() <-chan struct{} { return h.look }
 
-// Of returns how many hints one source has given so far.
+// Of returns the number of hints from one source.
 func (h *Hints) Of(s Source) uint64 {
 	if n := h.counts[s]; n != nil {
 		return n.Load()
@@ -68,7 +68,7 @@ func (h *Hints) Of(s Source) uint64 {
 	return 0
 }
 
-// Counts returns how many hints each source has given so far.
+// Counts returns the number of hints from each source.
 func (h *Hints) Counts() map[Source]uint64 {
 	counts := make(map[Source]uint64, len(h.counts))
 	for s, n := range h.counts {

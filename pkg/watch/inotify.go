@@ -9,11 +9,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An inodeWatch is an inotify instance for events of single inodes. fsnotify
-// will not do: it passes on neither opens nor closes.
+// An inodeWatch is an inotify instance for events of single inodes. fsnotify does
+// not suffice: it passes on neither opens nor closes.
 type inodeWatch struct {
-	fd   int      // file's; asking file for it would make it blocking
-	file *os.File // non-blocking, so that close ends a read that waits
+	fd   int      // file's; file.Fd would make it blocking
+	file *os.File // non-blocking, so that close ends a waiting read
 }
 
 // An inodeEvent is one event of one watch; IN_Q_OVERFLOW has watch -1.
@@ -30,8 +30,9 @@ func newInodeWatch() (*inodeWatch, error) {
 	return &inodeWatch{fd: fd, file: os.NewFile(uintptr(fd), "inotify")}, nil
 }
 
-// add watches the inode that path leads to, and returns its watch: the same
-// number for the same inode, never 0, and 0 with every error. Not after close.
+// add watches the inode of path and returns its watch. The same inode always has
+// the same number, which is never 0; add returns 0 with every error. It must not
+// follow close.
 func (i *inodeWatch) add(path string) (int32, error) {
 	watch, err := unix.InotifyAddWatch(i.fd, path, lockMask)
 	if err != nil {
@@ -40,19 +41,19 @@ func (i *inodeWatch) add(path string) (int32, error) {
 	return int32(watch), nil
 }
 
-// forget ends a watch; one that the kernel ended already is no error. Not after
-// close.
+// forget ends a watch, which the kernel may have ended already. It must not
+// follow close.
 func (i *inodeWatch) forget(watch int32) {
 	_, _ = unix.InotifyRmWatch(i.fd, uint32(watch))
 }
 
 func (i *inodeWatch) close() { i.file.Close() }
 
-// readSize holds 256 events: those of a file have no name behind them.
+// readSize holds 256 events: events of a file contain no name.
 const readSize = 256 * unix.SizeofInotifyEvent
 
-// read sends every event to events until close or ctx ends it, and says why
-// it ended.
+// read sends every event to events until close or ctx ends it, and returns the
+// reason.
 func (i *inodeWatch) read(ctx context.Context, events chan<- inodeEvent) error {
 	buf := make([]byte, readSize)
 	for {

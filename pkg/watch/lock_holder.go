@@ -11,15 +11,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// LockHolder looks up which other process holds the lock at path right now. It takes 5 to 15 ms.
+// LockHolder returns the other process that holds the lock at path right now. It
+// takes 5 to 15 ms.
 func LockHolder(path string) (Writer, bool) { return lockHolder(procFolder, path) }
 
-// lockHolder looks up who holds the lock at path right now, as /proc/locks has
-// it. It is asked when a process opened the lock, a moment before that process flocks it,
-// so it may find no holder or the one before; and to hold the lock is not yet
-// to write. What it returns is a hint for people and has Genid 0.
+// lockHolder returns the process that holds the lock at path right now, according
+// to /proc/locks. It is called when a process opened the lock. That process
+// flocks the lock a moment later, so lockHolder may find no holder or the
+// previous one. A holder need not write. The result is a hint for people and has
+// Genid 0.
 //
-// We ourselves and our children are not found, nor is a process of another pid namespace.
+// lockHolder does not return canaryd, its children or a process of another pid
+// namespace.
 func lockHolder(proc, path string) (Writer, bool) {
 	var stat unix.Stat_t
 	if err := unix.Stat(path, &stat); err != nil {
@@ -32,8 +35,8 @@ func lockHolder(proc, path string) (Writer, bool) {
 	defer locks.Close()
 	inode := fmt.Sprintf("%02x:%02x:%d", unix.Major(stat.Dev), unix.Minor(stat.Dev), stat.Ino)
 	for lines := bufio.NewScanner(locks); lines.Scan(); {
-		// "1: FLOCK  ADVISORY  WRITE 1234 00:17:56 0 EOF"; one who waits
-		// has "->" as his second word.
+		// "1: FLOCK ADVISORY WRITE 1234 00:17:56 0 EOF"; in the line of a waiting
+		// process the second word is "->".
 		words := strings.Fields(lines.Text())
 		if len(words) < 6 || words[1] != "FLOCK" || words[5] != inode {
 			continue

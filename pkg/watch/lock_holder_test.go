@@ -18,8 +18,8 @@ func TestHoldLockForParent(t *testing.T) {
 	_, _ = os.Stdin.Read(make([]byte, 1))
 }
 
-// holdLockElsewhere holds the lock in a child of ours, or in a child of that
-// one. It returns our child's pid and how to let go.
+// holdLockElsewhere holds the lock in a child of ours, or in a child's child. It
+// returns our child's pid and a function that releases the lock.
 func holdLockElsewhere(t *testing.T, path string, grandchild bool) (pid int, release func()) {
 	t.Helper()
 	child := exec.Command(os.Args[0], "-test.run=^TestHoldLockForParent$")

@@ -9,28 +9,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openerMask is what an opener does to the lock that is worth knowing: the
-// close says who of several openers had it last.
+// openerMask selects the relevant events of an opener. Of several openers, the
+// last that closes the lock held it last.
 const openerMask = unix.FAN_OPEN | unix.FAN_CLOSE_WRITE | unix.FAN_CLOSE_NOWRITE
 
-// openersKept bounds what is remembered of openers that have not closed yet.
+// openersKept bounds the number of openers in memory that have not closed yet.
 const openersKept = 64
 
-// An openerWatch is a fanotify group that names who opens the xtables lock and
-// who closes it. Unlike inotify the kernel says which process it was, so that
-// one is known, too, that let go of the lock before /proc/locks could be read: of 200
-// flushes by iptables-legacy it gave 200 pids and some 130 command lines, where
-// lockHolder gave 30 and 15 (2 cores, Linux 6.18).
+// An openerWatch is a fanotify group that names the processes that open and close
+// the xtables lock. Unlike inotify, fanotify names the process, even if it
+// releases the lock before /proc/locks could be read. Of 200 flushes by
+// iptables-legacy openerWatch found 200 pids and some 130 command lines.
+// lockHolder found 30 and 15 (2 cores, Linux 6.18).
 //
-// It takes CAP_SYS_ADMIN in the initial user namespace; where that is missing,
-// lockHolder is what there is. Pids are those of our own pid namespace; a
-// process of another one has none.
+// An openerWatch needs CAP_SYS_ADMIN in the initial user namespace; without it
+// lockHolder has to suffice. Pids are of canaryd's own pid namespace; a process
+// of another namespace has none.
 type openerWatch struct {
-	fd      int      // file's; asking file for it would make it blocking
-	file    *os.File // non-blocking, so that close ends a read that waits
+	fd      int      // file's; file.Fd would make it blocking
+	file    *os.File // non-blocking, so that close ends a waiting read
 	writers *Writers
-	open    map[uint32]Writer // who has opened and not yet closed
-	last    committer         // who opened it last
+	open    map[uint32]Writer // openers that have not closed yet
+	last    committer         // the last opener
 }
 
 func newOpenerWatch(writers *Writers) (*openerWatch, error) {
@@ -44,7 +44,7 @@ func newOpenerWatch(writers *Writers) (*openerWatch, error) {
 	}, nil
 }
 
-// arm watches the inode that path leads to now, and no other. Not after close.
+// arm watches the present inode of path, and no other. It must not follow close.
 func (o *openerWatch) arm(path string) error {
 	if err := unix.FanotifyMark(o.fd, unix.FAN_MARK_FLUSH, 0, unix.AT_FDCWD, ""); err != nil {
 		return &os.PathError{Op: "fanotify_mark", Path: path, Err: err}
@@ -57,7 +57,7 @@ func (o *openerWatch) arm(path string) error {
 
 func (o *openerWatch) close() { o.file.Close() }
 
-// read notes every opener until close ends it, and says why it ended.
+// read notes every opener until close ends it, and returns the reason.
 func (o *openerWatch) read() error {
 	defer o.last.forget()
 	buf := make([]byte, 4096)
@@ -78,8 +78,8 @@ func (o *openerWatch) read() error {
 			pid := binary.NativeEndian.Uint32(rest[20:])
 			rest = rest[min(len(rest), size):]
 			if fd != unix.FAN_NOFD {
-				// It is the lock's file. Kernel code opened it without telling
-				// watchers (FMODE_NONOTIFY), so closing it is no event either.
+				// The fd is of the lock's file. The kernel opened it without an
+				// event (FMODE_NONOTIFY), so closing it is no event either.
 				unix.Close(int(fd))
 			}
 			o.note(mask, pid)
@@ -87,15 +87,15 @@ func (o *openerWatch) read() error {
 	}
 }
 
-// note remembers one event's process. An overflow has no pid; hints do not come
-// from here, so nothing else is lost with it.
+// note remembers one event's process. An overflow has no pid. It loses nothing
+// else, because hints have another source.
 func (o *openerWatch) note(mask uint64, pid uint32) {
 	if pid == 0 || int(pid) == os.Getpid() {
 		return
 	}
 	w, known := o.open[pid]
 	if mask&unix.FAN_OPEN != 0 || !known {
-		// At once: the process may be gone in a millisecond.
+		// Read at once: the process may be gone in a millisecond.
 		var ours bool
 		if w, ours = writerOf(o.last.process(procFolder, pid, time.Now()), pid); ours {
 			return
@@ -114,8 +114,8 @@ func (o *openerWatch) note(mask uint64, pid uint32) {
 	}
 }
 
-// processWriter returns what /proc says of a process that uses the lock now,
-// and whether it is a child of ours.
+// processWriter returns /proc's description of a process that uses the lock now,
+// and whether it is a child of canaryd.
 func processWriter(proc string, pid uint32) (w Writer, ours bool) {
 	return writerOf(readProcess(proc, pid), pid)
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 )
 
-// commands are the command lines of everybody noted, oldest first.
+// commands returns the command lines of all noted holders, oldest first.
 func commands(ws *Writers) []string {
 	var list []string
 	for _, w := range ws.Holders(time.Time{}) {
@@ -25,9 +25,9 @@ func commands(ws *Writers) []string {
 	return list
 }
 
-// TestOpenersAreNamed: who opens the lock is noted at once and once more when
-// he lets go of it, after a replacement of the lock too; we and our children
-// are not.
+// TestOpenersAreNamed: an opener of the lock is noted at once, and again at its
+// release, also after a replacement of the lock. canaryd and its children are not
+// noted.
 func TestOpenersAreNamed(t *testing.T) {
 	nstest.NeedRoot(t)
 	dir := t.TempDir()
@@ -57,7 +57,7 @@ func TestOpenersAreNamed(t *testing.T) {
 			}
 			drain(t, w.Hints)
 		}
-		holdLock(t, path)() // makes it where it is missing
+		holdLock(t, path)() // makes the lock if it is missing
 		drain(t, w.Hints)
 
 		before := len(commands(w.Writers))
@@ -83,8 +83,8 @@ func TestOpenersAreNamed(t *testing.T) {
 	}
 }
 
-// TestTheLastOpenerIsWhoClosed: of two who opened the lock, the one who was let
-// in is named last when he lets go.
+// TestTheLastOpenerIsWhoClosed: two processes opened the lock. The one that got
+// it is named last when it releases the lock.
 func TestTheLastOpenerIsWhoClosed(t *testing.T) {
 	nstest.NeedRoot(t)
 	nstest.NeedProgram(t, "flock")
@@ -110,8 +110,8 @@ func TestTheLastOpenerIsWhoClosed(t *testing.T) {
 	}
 }
 
-// TestOpenersWithoutPrivilege: where fanotify is not allowed the watcher does
-// without.
+// TestOpenersWithoutPrivilege: without the right to use fanotify the watcher uses
+// lockHolder.
 func TestOpenersWithoutPrivilege(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "xtables.lock")
 	holdLock(t, path)()
@@ -134,7 +134,8 @@ func TestOpenersWithoutPrivilege(t *testing.T) {
 		go func() {
 			defer close(watched)
 			<-w.Hints.C()
-			// It is looked up when it opens the lock, which may be before it holds it.
+			// The lookup begins when the process opens the lock, perhaps before
+			// it holds the lock.
 			eventually(t, func() bool {
 				_, release := holdLockElsewhere(t, path, true)
 				testkit.Pass(t, 100*time.Millisecond, "how long a program holds the lock")
@@ -153,7 +154,7 @@ func TestOpenersWithoutPrivilege(t *testing.T) {
 	<-ended
 }
 
-// parentOf returns the pid of a process's parent, 0 if it is not known.
+// parentOf returns the pid of a process's parent, 0 if it is unknown.
 func parentOf(proc string, pid uint32) int { return int(readProcess(proc, pid).parent) }
 
 func TestParentOf(t *testing.T) {

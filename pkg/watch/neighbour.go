@@ -13,33 +13,35 @@ import (
 )
 
 const (
-	// neighbourReach is how many numbers below a writer belong to what its parent may have started
-	// since it began: kube-proxy --cleanup starts a dozen threads and some fifty programs.
+	// neighbourReach is how far a parent's number may be below a writer's. The
+	// parent may have started other processes before: kube-proxy --cleanup starts
+	// a dozen threads and some fifty programs.
 	neighbourReach = 512
-	// neighbourEvery is how often processes are looked up so, at most: it takes some 0.5 ms. Until
-	// then the last one counts.
+	// neighbourEvery is the shortest interval between two such searches: one
+	// takes some 0.5 ms. Between them the last result counts.
 	neighbourEvery = 100 * time.Millisecond
-	// ticksPerSecond is the unit of a process's start in /proc, on all of Linux' architectures that
-	// canaryd is built for.
+	// ticksPerSecond is the unit of a process's start in /proc, on all of Linux'
+	// architectures that canaryd is built for.
 	ticksPerSecond = 100
 )
 
-// A Neighbour is an owner's process that lived when a writer committed that was gone, or whose
-// parent was, before it could be read. The neighbour had got a process number shortly before the
-// writer, and may have executed it.
+// A Neighbour is an owner's process that may have executed a writer. The writer
+// or its parent was gone before it could be read. The neighbour lived at the
+// commit, and its process number is a little lower than the writer's.
 type Neighbour struct {
 	PID   uint32
 	Comm  string
-	Since time.Time // when it had started
+	Since time.Time // when it started
 }
 
-// before reports whether it has its number shortly before a writer.
+// before reports whether the neighbour's number is a little lower than a
+// writer's.
 func (n Neighbour) before(pid uint32) bool {
 	return n.PID != 0 && n.PID < pid && pid-n.PID <= neighbourReach
 }
 
-// neighbourOf returns the owner's process with the next lower number than that of a writer that is
-// gone. There is none where /proc is of another pid namespace.
+// neighbourOf returns the owner's process with the next lower number than that of
+// a writer that is gone. It returns none if proc is of another pid namespace.
 func neighbourOf(proc string, pid uint32, now time.Time) Neighbour {
 	if initial, err := nft.InitialPIDs(proc); err == nil && !initial {
 		return Neighbour{}
@@ -52,8 +54,9 @@ func neighbourOf(proc string, pid uint32, now time.Time) Neighbour {
 	return Neighbour{}
 }
 
-// ownerAt returns the process of a thread, if it is an owner's. A shell that runs a script of an
-// owner's name is called as the script, and its command line is the shell's.
+// ownerAt returns the process of a thread, if it is an owner's. A shell that runs
+// a script with an owner's name does not count: the process has the script's
+// name, but the shell's command line.
 func ownerAt(proc string, thread uint32, now time.Time) (Neighbour, bool) {
 	dir, err := openProcess(proc, thread)
 	if err != nil {
@@ -81,7 +84,7 @@ func ownerAt(proc string, thread uint32, now time.Time) (Neighbour, bool) {
 	return Neighbour{dir.leader(thread), stat.comm, now.Add(-age)}, true
 }
 
-// leader returns the number of the process that a thread belongs to.
+// leader returns the number of a thread's process.
 func (p processFolder) leader(thread uint32) uint32 {
 	for line := range strings.Lines(string(p.read("status", maxStat))) {
 		if text, found := strings.CutPrefix(line, "Tgid:"); found {

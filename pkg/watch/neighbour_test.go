@@ -13,8 +13,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
-// TestNeighbour: of a writer that is gone, the owner's process with the next lower number may have
-// executed it. A thread leads to its process, and a script that is only called as an owner is none.
+// TestNeighbour: the owner's process with the next lower number may have executed
+// a writer that is gone. A thread leads to its process, and a script with an
+// owner's name does not count.
 func TestNeighbour(t *testing.T) {
 	var up unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &up); err != nil {
@@ -73,8 +74,9 @@ func TestNeighbour(t *testing.T) {
 	}
 }
 
-// TestNeighbourIsAskedOnce: a storm of commits of which nothing can be read looks up processes ten
-// times a second, and only next to nft. kube-proxy --cleanup deletes two tables within that time.
+// TestNeighbourIsAskedOnce: in a storm of commits by unreadable processes the
+// search runs ten times a second, and only for nft. kube-proxy --cleanup deletes
+// two tables within that time.
 func TestNeighbourIsAskedOnce(t *testing.T) {
 	writers := &Writers{}
 	w := CommitWatcher{Hints: NewHints(), Writers: writers, proc: t.TempDir()}
@@ -99,8 +101,8 @@ func TestNeighbourIsAskedOnce(t *testing.T) {
 	}
 }
 
-// TestNeighbourOfAHalfReadWriter: an nft that was read is looked up all the same if its parent had
-// gone; one whose parent was read, or is PID 1, is not.
+// TestNeighbourOfAHalfReadWriter: a readable nft still gets a neighbour if its
+// parent was gone. It gets none if its parent was read, or is PID 1.
 func TestNeighbourOfAHalfReadWriter(t *testing.T) {
 	for _, test := range []struct {
 		name   string

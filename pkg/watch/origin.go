@@ -6,39 +6,39 @@ import (
 	"strings"
 )
 
-// An Origin is what started a process: its ancestors, and the unit or container that it
-// belongs to. All of it is printable and bounded: other people choose these names.
+// An Origin is a process's ancestors, and its unit or container. All of it is
+// printable and bounded, because others choose these names.
 type Origin struct {
-	Ancestors []string // what the kernel calls them, the parent first; without PID 1
-	Unit      string   // of systemd, such as cron.service; of a container the one around it
+	Ancestors []string // the kernel's names, the parent first; without PID 1
+	Unit      string   // of systemd, such as cron.service; for a container the unit around it
 	Container Container
 }
 
-// A Container is one as its cgroup's path has it.
+// A Container is a container according to its cgroup's path.
 type Container struct {
 	ID   string // 64 hexadecimal digits; may be empty if there is a Name
 	Pod  string // its pod's UID; empty outside of Kubernetes
-	Name string // of a machine or an LXC container; the others have none in the path
+	Name string // of a machine or an LXC container; the path of others has none
 }
 
 const (
 	maxAncestors = 3
 	maxName      = 64      // bytes of a unit's or container's name, escapes included
-	maxStat      = 1 << 10 // bytes that are read of a stat file,
+	maxStat      = 1 << 10 // bytes of a stat file to read,
 	maxCgroup    = 8 << 10 // and of a cgroup file: 13 lines on cgroup v1
 )
 
-// A procStat is what a process's stat file says.
+// A procStat is the content of a process's stat file.
 type procStat struct {
 	comm     string
 	parent   uint32
 	session  uint32 // its leader's number
 	terminal bool   // it has a controlling terminal
-	start    uint64 // in ticks since the machine started
+	start    uint64 // in ticks since boot
 }
 
-// readStat reads "12 (a name) S 1 ...": the name may hold anything. Where it is not ok, the parent
-// may be known all the same.
+// readStat reads "12 (a name) S 1 ...". The name may contain any byte. If ok is
+// false, the parent may still be known.
 func readStat(dir processFolder) (s procStat, ok bool) {
 	text := string(dir.read("stat", maxStat))
 	from, to := strings.IndexByte(text, '('), strings.LastIndexByte(text, ')')
@@ -63,16 +63,17 @@ func readStat(dir processFolder) (s procStat, ok bool) {
 }
 
 var (
-	// podPart is kubelet's: pod1234-... with its cgroupfs driver,
-	// kubepods-burstable-pod1234_....slice with systemd's. A static pod's UID has no hyphens.
+	// podPart is kubelet's: pod1234-... by its cgroupfs driver,
+	// kubepods-burstable-pod1234_....slice by systemd's. A static pod's UID has
+	// no hyphens.
 	podPart = regexp.MustCompile(`^(?:kubepods-(?:[a-z]+-)?)?pod([0-9a-f]{32}|[0-9a-f]{8}(?:[_-][0-9a-f]{4}){3}[_-][0-9a-f]{12})(?:\.slice)?$`)
 	// containerPart is 0123..., docker-0123....scope, cri-containerd-0123....scope, and the like.
 	containerPart = regexp.MustCompile(`^(?:[a-z][a-z-]*-)?([0-9a-f]{64})(?:\.scope)?$`)
-	// machinePart is systemd-machined's and LXC's.
+	// machinePart is a name by systemd-machined or LXC.
 	machinePart = regexp.MustCompile(`^(?:machine-(.+)\.scope|systemd-nspawn@(.+)\.service|lxc\.payload\.(.+))$`)
 )
 
-// placeOf reads a cgroup file. The hierarchies that systemd keeps come first.
+// placeOf reads a cgroup file. It prefers systemd's hierarchies.
 func placeOf(text string) Origin {
 	var preferred, others []string
 	for line := range strings.Lines(text) {
@@ -93,8 +94,9 @@ func placeOf(text string) Origin {
 	return Origin{}
 }
 
-// placeInPath reads a cgroup's path from its root on: what lies within a container or a
-// unit is named by those who run there, and proves nothing.
+// placeInPath reads a cgroup's path from its root on, up to a container. A
+// container's or unit's own processes name the rest, which therefore proves
+// nothing.
 func placeInPath(path string) Origin {
 	var o Origin
 	// containerd without systemd's driver: kubepods-pod....slice:cri-containerd:0123...
@@ -121,8 +123,8 @@ func placeInPath(path string) Origin {
 
 func name(text string) string { return printable([]byte(text), maxName) }
 
-// String says it in a few words, such as "cron.service" or "container 0123456789ab of pod
-// 8d...": without the ancestors; "" if nothing is known.
+// String returns the unit and container in a few words, such as "cron.service" or
+// "container 0123456789ab of pod 8d..."; "" if nothing is known.
 func (o Origin) String() string {
 	c := o.Container
 	var words []string

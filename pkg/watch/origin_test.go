@@ -77,7 +77,7 @@ func addProcess(t *testing.T, proc string, pid int, comm string, parent int, sta
 func TestAncestors(t *testing.T) {
 	proc := fakeProc(t, 50, "nft", "nft\x00flush\x00ruleset\x00")
 	addProcess(t, proc, 50, "nft", 40, 900)
-	addProcess(t, proc, 40, ") S 1 (", 30, 900) // a name may look like what follows it
+	addProcess(t, proc, 40, ") S 1 (", 30, 900) // a name may look like the fields after it
 	addProcess(t, proc, 30, "cr\non", 20, 500)
 	addProcess(t, proc, 20, "systemd", 10, 100)
 	addProcess(t, proc, 10, "too far", 1, 50)
@@ -103,7 +103,7 @@ func TestAncestors(t *testing.T) {
 	}
 }
 
-// TestOriginOfAChild: the kernel's own files are read as they are.
+// TestOriginOfAChild reads the kernel's own files.
 func TestOriginOfAChild(t *testing.T) {
 	cmd := exec.Command("sh", "-c", "sleep 60; :")
 	if err := cmd.Start(); err != nil {

@@ -12,27 +12,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Bounds on what is kept of a process that others control.
+// Bounds on the names of processes, which others control.
 const (
 	maxCommand = 512 // bytes of a command line, escapes included; a log line stays a line
 	maxComm    = 15  // bytes of the kernel's name for a process: TASK_COMM_LEN less its NUL
 )
 
-// A process is what /proc shows of one. All of it is empty if it is gone.
+// A process is the description of a process in /proc. All of it is empty if the
+// process is gone.
 type process struct {
-	comm    string // what the kernel calls it, as it is
+	comm    string // the kernel's name, unescaped
 	command string // its command line, printable and at most maxCommand bytes long
 	origin  Origin
 	parent  uint32
-	by      Doer // who decided what it does
+	by      Doer // the process that decided on its action
 }
 
-// unread reports whether the process, or its parent, was gone before it could be read. A process
-// whose parent is PID 1 has no other one.
+// unread reports whether the process, or its parent, was gone before it could be
+// read. PID 1 as the only parent does not count as gone.
 func (p process) unread() bool { return len(p.origin.Ancestors) == 0 && p.parent != 1 }
 
-// readProcess reads what /proc shows of process pid now. The directory is opened once, which pins
-// the process: a pid that is used again in between is not mixed up.
+// readProcess returns the present description of process pid in /proc. It opens
+// the directory once, which pins the process, so that a reused pid causes no
+// mixture.
 func readProcess(proc string, pid uint32) (p process) {
 	dir, err := openProcess(proc, pid)
 	if err != nil {
@@ -42,10 +44,10 @@ func readProcess(proc string, pid uint32) (p process) {
 	return dir.process(proc, pid)
 }
 
-// process reads what the folder shows of its process.
+// process returns the description of the folder's process.
 func (p processFolder) process(proc string, pid uint32) process {
-	// The command line first: the process may end any moment, and its name and its parent outlive
-	// its memory. What takes longer to read comes last.
+	// The command line is read first: the process may end any moment, and its
+	// name and its parent outlive its memory. Slower reads follow.
 	found := process{command: p.command()}
 	stat, ok := readStat(p)
 	found.comm = p.comm()
@@ -56,9 +58,10 @@ func (p processFolder) process(proc string, pid uint32) process {
 	return found
 }
 
-// A processFolder is an open /proc/PID: whatever happens to the number, its files are
-// those of one process. To read all that a Writer has of it takes 0.1 ms of processor
-// time, ancestors included (Linux 6.18), which matters where an owner never rests.
+// A processFolder is an open /proc/PID. Its files stay those of one process, even
+// if another process gets the number. Reading the data of a Writer takes 0.1 ms
+// of processor time, ancestors included (Linux 6.18). That matters if an owner
+// never rests.
 type processFolder int
 
 func openProcess(proc string, pid uint32) (processFolder, error) {
@@ -73,7 +76,7 @@ func (p processFolder) command() string {
 	return printable(p.read("cmdline", maxCommand), maxCommand)
 }
 
-// comm returns what the kernel calls the process.
+// comm returns the kernel's name of the process.
 func (p processFolder) comm() string {
 	line := p.read("comm", 4*maxComm)
 	return bounded(string(bytes.TrimSuffix(line, []byte{'\n'})), maxComm)
@@ -103,9 +106,9 @@ func (p processFolder) read(name string, n int) []byte {
 
 func bounded(s string, n int) string { return s[:min(len(s), n)] }
 
-// printable turns a command line as /proc has it into one line of text: NULs
-// separate words, and what does not print is escaped as \xNN, byte by byte.
-// The result ends before a character that would make it longer than n bytes.
+// printable makes one line of text of a command line from /proc. It replaces NULs
+// by spaces, and escapes unprintable bytes as \xNN. The result ends before a
+// character that would make it longer than n bytes.
 func printable(line []byte, n int) string {
 	line = bytes.TrimRight(line, "\x00")
 	var b strings.Builder

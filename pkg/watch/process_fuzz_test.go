@@ -10,12 +10,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FuzzProcess: whatever a process makes of its files in /proc, and whatever stands in
-// /proc/locks, a writer has names that are short and print.
+// FuzzProcess: for any content of a process's files in /proc, and of /proc/locks,
+// a writer has short, printable names.
 func FuzzProcess(f *testing.F) {
 	f.Add("nft\n", "nft\x00flush\x00ruleset\x00", "50 (nft) S 1 1 1 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 900 1000 1\n", "0::/system.slice/cron.service\n", "1: FLOCK  ADVISORY  WRITE 50 INODE 0 EOF\n")
 	f.Add(") S 1 (\n", "\x1b[2J\n", "50 () S 1 () S 50 50", "1:name=systemd:/a\n0::/", "1: -> FLOCK  ADVISORY  WRITE 50 INODE 0 EOF\n2: POSIX\n3: FLOCK A W 99999999999 INODE")
-	// A folder of each worker's own: to make one for each input would cost more than what is tried.
+	// Each worker has one folder: making one for each input would cost more than
+	// the test itself.
 	proc := f.TempDir()
 	lock := filepath.Join(proc, "lock")
 	for _, dir := range []string{"50", "1"} {

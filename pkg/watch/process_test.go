@@ -25,7 +25,7 @@ func fakeProc(t *testing.T, pid uint32, comm, cmdline string) string {
 	return proc
 }
 
-// processOf is what a committer says that has met no process before.
+// processOf returns the result of a committer without an earlier process.
 func processOf(proc string, pid uint32, comm string) (string, Origin) {
 	var c committer
 	defer c.forget()
@@ -60,8 +60,8 @@ func TestProcessCommand(t *testing.T) {
 	}
 }
 
-// TestProcessOfAnotherPIDNamespace: in a pod, a process with the number and the name of the flusher
-// is another one.
+// TestProcessOfAnotherPIDNamespace: in a pod, a process with the number and the
+// name of the flusher is another process.
 func TestProcessOfAnotherPIDNamespace(t *testing.T) {
 	proc := fakeProc(t, 7, "iptables", "iptables\x00-S\x00")
 	if got, _ := processOf(proc, 7, "iptables"); got != "iptables -S" {

@@ -1,8 +1,9 @@
 // Package watch gives a hint when a table may have changed, and remembers which process wrote. It
 // receives the commits to nf_tables, and sees when a process releases the xtables lock.
 //
-// A hint is a reason to look and never evidence. The description of a process and of its parents is
-// read from /proc while the process lasts. It is text of other people's, bounded and escaped.
+// A hint is a reason to look and never evidence. The description of a process and
+// of its parents is read from /proc while the process lives. Its text is
+// controlled by others, so it is bounded and escaped.
 //
 // A [CommitWatcher] receives commits from a [CommitSource], such as an iptables.Kernel's
 // subscription. A [LockWatcher] waits for releases of the xtables lock, the only sign on the legacy
@@ -10,8 +11,9 @@
 // channel wakes the reader, and notes in [Writers] the [Writer] with its [Origin]. The reader looks
 // at the tables, and then gets from Writers the processes that wrote since the last look.
 //
-// Run watches until its context ends, and then returns nil. A watcher that breaks meanwhile is set
-// up again, and gives a hint, because it may have missed something. Hints and Writers may be used
+// Run watches until its context ends, and then returns nil. A broken watcher is
+// set up again, and gives a hint, because it may have missed something. Hints and
+// Writers may be used by any number of goroutines.
 // by any number of goroutines.
 package watch
 
@@ -23,13 +25,13 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Signs are what writers of tables can be noticed by.
+// Signs are the events that reveal a writer of tables.
 type Signs struct {
 	Commits bool // to nf_tables
 	Lock    bool // the xtables lock, which iptables-legacy takes
 }
 
-// Watchers run side by side, with the same hints and the same writers.
+// Watchers run at the same time, with the same hints and the same writers.
 type Watchers struct {
 	Hints     *Hints
 	Writers   *Writers
@@ -54,19 +56,20 @@ func (w Watchers) Run(ctx context.Context, signs Signs) error {
 // procFolder is where the kernel shows its processes.
 const procFolder = "/proc"
 
-// A watch that broke is set up again after firstRetry, and later after lastRetry: the poll covers
-// the gap, and a kernel that refuses for good is asked twelve times a minute.
+// watchAgain sets up a broken watch after firstRetry, and later after lastRetry.
+// The poll covers the gap, and a kernel that always refuses gets twelve requests
+// a minute.
 const (
 	firstRetry = 100 * time.Millisecond
 	lastRetry  = 5 * time.Second
 )
 
 // watchAgain runs watch again and again until ctx ends, because a watcher must
-// never fall silent: each end of a watch is a hint (something was missed) and
-// is followed by a pause, doubling from firstRetry to lastRetry.
+// never fall silent. Each end of a watch gives a hint, because something may have
+// been missed. The pause after it doubles from firstRetry to lastRetry.
 //
-// watch reports whether it got to work before it ended; then the next pause is
-// short again. Only the first of several failures in a row is logged.
+// watch reports whether it worked before it ended; then the next pause is short
+// again. Only the first of several failures in a row is logged.
 func watchAgain(ctx context.Context, name string, hints *Hints, watch func(context.Context) (worked bool, err error)) {
 	log := klog.FromContext(ctx)
 	pause, failing := firstRetry, false

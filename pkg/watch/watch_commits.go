@@ -10,38 +10,39 @@ import (
 
 // A CommitSource receives every commit to nf_tables in this network namespace, without a gap.
 type CommitSource interface {
-	// Receive waits for the next commit. Its first error, an overflow included, is its last.
+	// Receive waits for the next commit. Its first error, also an overflow, is
+	// its last.
 	Receive() (nft.Commit, error)
-	// Close ends a Receive that waits.
+	// Close ends a waiting Receive.
 	Close() error
 }
 
-// A CommitWatcher turns nf_tables commits into hints, and notes at once which process
-// committed: of one that lives for 3 ms nothing can be read later.
+// A CommitWatcher turns nf_tables commits into hints, and notes the process of
+// each commit at once: a process may live for only 3 ms.
 type CommitWatcher struct {
 	// Subscribe opens a new source: a (*iptables.Kernel).Subscribe.
 	Subscribe func() (CommitSource, error)
 	Hints     *Hints
 	Writers   *Writers
 
-	proc string // procFolder unless a test says otherwise
+	proc string // procFolder, except in tests
 	last committer
-	// neighbour was found next to the last writer that was gone, at neighbourAt.
+	// neighbour is the result of the last search for the parent of a writer that
+	// was gone, at neighbourAt.
 	neighbour   Neighbour
 	neighbourAt time.Time
 }
 
-// Run watches until ctx ends and then returns nil. A source that fails or
-// overflows is replaced by a fresh one, after 100 ms at first and 5 s at last;
-// both the end and the new beginning are hints, because commits in between
-// were not seen.
+// Run watches until ctx ends and then returns nil. It replaces a source that
+// fails or overflows, after 100 ms at first and 5 s at last. Both the end and the
+// new beginning give hints, because commits in between were missed.
 func (w *CommitWatcher) Run(ctx context.Context) error {
 	watchAgain(ctx, "nft commits", w.Hints, w.watch)
 	return nil
 }
 
-// watch follows one subscription until it fails or ctx ends. It worked if it
-// received a commit.
+// watch follows one subscription until it fails or ctx ends. worked reports
+// whether it received a commit.
 func (w *CommitWatcher) watch(ctx context.Context) (worked bool, err error) {
 	source, err := w.Subscribe()
 	if err != nil {
@@ -73,9 +74,10 @@ func (w *CommitWatcher) watch(ctx context.Context) (worked bool, err error) {
 	}
 }
 
-// note remembers the writer of a commit. It comes before the hint, so that the reader of
-// the hint finds the writer. A commit of ours is no flush: while one family is put back
-// another may be found lost, and only its flusher is to be named for it.
+// note remembers the writer of a commit. It precedes the hint, so that the hint's
+// reader finds the writer. A commit by canaryd is no flush. During a replay of
+// one family another may be found lost, and its record must name only the
+// flusher.
 func (w *CommitWatcher) note(c nft.Commit) {
 	if c.Own {
 		w.Writers.Note(Writer{Time: time.Now(), Genid: c.Genid, Own: true})

@@ -16,7 +16,7 @@ import (
 
 var errOverflow = errors.New("the socket overflowed")
 
-// A fakeSource reports what is put into it; an error is an event as well.
+// A fakeSource returns the commits and errors that a test puts into it.
 type fakeSource struct {
 	events chan any
 	closed chan struct{}
@@ -44,7 +44,7 @@ func (f *fakeSource) Close() error {
 	return nil
 }
 
-// start runs w until the returned function is called, which waits for its end.
+// start runs run until the returned function is called, which waits for its end.
 func start(run func(context.Context) error) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var done sync.WaitGroup
@@ -52,7 +52,7 @@ func start(run func(context.Context) error) (stop func()) {
 	return func() { cancel(); done.Wait() }
 }
 
-// all takes what is in a channel now.
+// all takes the values that are in a channel now.
 func all[T any](c <-chan T) []T {
 	var values []T
 	for {
@@ -90,7 +90,7 @@ func TestCommitIsNotedAndHinted(t *testing.T) {
 		}
 
 		source.events <- nft.Commit{Genid: 5, PID: 42, Comm: "iptables"}
-		// What we wrote is a reason to look, and no writer.
+		// canaryd's own write is a reason to look, but canaryd is no writer.
 		source.events <- nft.Commit{Genid: 6, PID: 42, Comm: "canaryd", Own: true}
 		source.events <- nft.Commit{Genid: 6, PID: 42, Comm: "nft\n"}
 		synctest.Wait()

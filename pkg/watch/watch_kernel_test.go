@@ -13,8 +13,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A gatedSource is a subscription whose reader is held up while the gate is
-// locked.
+// A gatedSource is a subscription whose reader waits while the gate is locked.
 type gatedSource struct {
 	CommitSource
 	gate *sync.Mutex
@@ -26,7 +25,7 @@ func (s gatedSource) Receive() (nft.Commit, error) {
 	return s.CommitSource.Receive()
 }
 
-// eventually waits until is.
+// eventually waits until is returns true.
 func eventually(t *testing.T, is func() bool) {
 	t.Helper()
 	testkit.Until(t, "the watcher", func() error {
@@ -37,8 +36,9 @@ func eventually(t *testing.T, is func() bool) {
 	})
 }
 
-// TestCommitWatcherOnTheKernel: a socket that overflows and one that dies under
-// the watcher are hints and are replaced, and the new one is listened to.
+// TestCommitWatcherOnTheKernel: a socket overflows, and a socket dies under the
+// watcher. Each gives a hint and is replaced, and the watcher receives from the
+// new socket.
 func TestCommitWatcherOnTheKernel(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-nft", "iptables-nft-restore")
@@ -67,7 +67,7 @@ func TestCommitWatcherOnTheKernel(t *testing.T) {
 		}
 		overflows := func() uint64 { return w.Hints.Counts()[SourceOverflow] }
 
-		// One commit frees the gate from the Receive that waits.
+		// One commit frees the gate from the waiting Receive.
 		held := make(chan struct{})
 		go func() { gate.Lock(); close(held) }()
 		nstest.Command(t, "iptables-nft", "-w", "5", "-N", "SOMEBODY")
@@ -80,7 +80,8 @@ func TestCommitWatcherOnTheKernel(t *testing.T) {
 				return errors.New("Receive waits behind it")
 			}
 		})
-		// 56 bytes each, charged as 768: more than fits into 1 MiB twice over.
+		// The kernel charges 768 bytes for each message of 56: more than twice
+		// the 1 MiB.
 		flood := strings.Repeat("*filter\n-A SOMEBODY -j RETURN\nCOMMIT\n*filter\n-F SOMEBODY\nCOMMIT\n", 2000)
 		nstest.CommandInput(t, flood, "iptables-nft-restore", "--noflush", "-w", "5")
 		drain(t, w.Hints)

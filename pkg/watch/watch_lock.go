@@ -14,30 +14,31 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// lockMask is what happens to the lock's inode. Who uses the lock opens it,
-// flocks it and closes it without a write, so the close is the only sign that
-// the tables may have changed. ATTRIB and the SELFs say that the path leads to
-// another inode from now on.
+// lockMask selects the events of the lock's inode. A user of the lock opens it,
+// flocks it and closes it without a write. So the close is the only sign that the
+// tables may have changed. After ATTRIB and the SELFs the path leads to another
+// inode.
 const lockMask = unix.IN_OPEN | unix.IN_CLOSE_WRITE | unix.IN_CLOSE_NOWRITE |
 	unix.IN_ATTRIB | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF
 
-// rearmEvery is how often the watch is laid again without a reason. It finds
-// what sends no event: a folder that appears late, and one that is mounted over.
-// It costs two system calls, which do nothing while the inodes are the same.
+// rearmEvery is the interval at which the watch is set again without a reason.
+// That finds changes without an event: a folder that appears late, and a mount
+// over the lock. It costs two system calls, which do nothing while the inodes are
+// the same.
 const rearmEvery = 5 * time.Second
 
-// A LockWatcher turns every release of the xtables lock into a hint: the
-// legacy backend shows its changes in no other way.
+// A LockWatcher turns every release of the xtables lock into a hint: the legacy
+// backend gives no other sign of a change.
 //
-// The lock need not exist when it starts, nor its folder: a lock that appears
-// is watched at once, a folder that appears within rearmEvery. A lock that is
-// deleted or replaced is watched again.
+// At its start the lock and its folder may be missing. It watches a new lock at
+// once, and a new folder within rearmEvery. It watches a lock again after a
+// deletion or replacement.
 type LockWatcher struct {
 	Path    string // the lock file, such as /run/xtables.lock
 	Hints   *Hints
-	Writers *Writers // who used the lock; see openerWatch and lockHolder
+	Writers *Writers // users of the lock; see openerWatch and lockHolder
 
-	proc string // procFolder unless a test says otherwise; then nothing but proc names who holds the lock
+	proc string // procFolder, except in tests; there only proc names the lock's holders
 }
 
 // Run watches until ctx ends and then returns nil.
@@ -46,9 +47,9 @@ func (w *LockWatcher) Run(ctx context.Context) error {
 	return nil
 }
 
-// watch follows one pair of inotify instances until one fails or ctx ends:
-// our own on the lock, which fsnotify cannot watch (it hides opens and
-// closes), and fsnotify's on the lock's folder.
+// watch follows a pair of inotify instances until one fails or ctx ends. Its own
+// watches the lock, because fsnotify hides opens and closes. fsnotify's watches
+// the lock's folder.
 func (w *LockWatcher) watch(ctx context.Context) (worked bool, err error) {
 	folder, err := fsnotify.NewWatcher()
 	if err != nil {
@@ -108,24 +109,26 @@ func (w *LockWatcher) watch(ctx context.Context) (worked bool, err error) {
 	}
 }
 
-// openers lets the kernel name the users of the lock, where that is allowed; else it returns nil.
+// openers returns a watch that names the users of the lock, nil if the kernel
+// does not allow it.
 func (w *LockWatcher) openers(ctx context.Context) *openerWatch {
 	if w.proc != "" {
-		return nil // a test asks for what happens without
+		return nil // a test runs the other path
 	}
 	openers, err := newOpenerWatch(w.Writers)
 	if err != nil {
-		// Most nodes: the capability is more than canaryd asks for.
+		// This is so on most nodes, because canaryd does not require the
+		// capability.
 		klog.FromContext(ctx).V(1).Info("Users of the xtables lock are looked up in /proc/locks, which misses the quickest users", "reason", err)
 		return nil
 	}
 	return openers
 }
 
-// noteHolders notes who holds the lock each time that it was opened, until
-// opened is closed. It is a goroutine of its own because to read /proc/locks
-// waits for an RCU grace period (percpu_down_write in locks_start): 5 to 15 ms
-// (Linux 6.18, 2 cores), by which every hint would come later.
+// noteHolders notes the lock's holder after each opening, until opened is closed.
+// It has a goroutine of its own so that it does not delay hints. A read of
+// /proc/locks waits 5 to 15 ms for an RCU grace period (percpu_down_write in
+// locks_start; Linux 6.18, 2 cores).
 func (w *LockWatcher) noteHolders(opened <-chan time.Time) {
 	proc := cmp.Or(w.proc, procFolder)
 	for at := range opened {
@@ -136,8 +139,8 @@ func (w *LockWatcher) noteHolders(opened <-chan time.Time) {
 	}
 }
 
-// handle answers one event of the lock's inode. That a process opened it goes to
-// opened, unless the answer to an earlier one has not begun yet.
+// handle handles one event of the lock's inode. It reports an opening to opened,
+// unless an earlier report still waits there.
 func (w *LockWatcher) handle(ctx context.Context, event inodeEvent, armed *armedLock, opened chan<- time.Time) {
 	switch {
 	case event.mask&unix.IN_Q_OVERFLOW != 0:
@@ -154,8 +157,8 @@ func (w *LockWatcher) handle(ctx context.Context, event inodeEvent, armed *armed
 	case event.mask&(unix.IN_CLOSE_WRITE|unix.IN_CLOSE_NOWRITE) != 0:
 		w.Hints.Give(SourceLock)
 	case event.mask&unix.IN_MOVE_SELF != 0:
-		// Under another name it is the lock no longer; a deleted one is
-		// watched until its last holder closes it.
+		// A moved file is not the lock any more. A deleted file is watched until
+		// its last holder closes it.
 		armed.lock.forget(event.watch)
 		armed.again(ctx)
 	default:
@@ -163,23 +166,23 @@ func (w *LockWatcher) handle(ctx context.Context, event inodeEvent, armed *armed
 	}
 }
 
-// armedLock keeps both watches on what the lock's path leads to now.
+// armedLock keeps both watches on the present files of the lock's path.
 type armedLock struct {
 	path   string
 	folder *fsnotify.Watcher
 	lock   *inodeWatch
 	hints  *Hints
-	// openers names who uses the lock, where that is allowed; else nil.
+	// openers names the users of the lock; nil if that is not allowed.
 	openers *openerWatch
 
 	current int32 // the lock's watch; 0 while there is no lock
 	named   bool  // whether openers watches it
-	warned  bool  // a watch was refused, and it was logged
+	warned  bool  // a watch was refused, which was logged
 }
 
-// again lays both watches again. The folder comes first: a lock created in
-// between is then seen by one of them. A new inode is a hint, because its
-// first holder may have been quicker than the watch.
+// again sets both watches again. It begins with the folder, so that one of them
+// notices a lock created in between. A new inode gives a hint, because its first
+// holder may have been quicker than the watch.
 func (a *armedLock) again(ctx context.Context) {
 	a.warn(ctx, a.folder.Add(filepath.Dir(a.path)))
 	watch, err := a.lock.add(a.path)
@@ -191,8 +194,8 @@ func (a *armedLock) again(ctx context.Context) {
 	a.current = watch
 }
 
-// warn logs the first refusal that is not plain absence, most likely
-// fs.inotify.max_user_watches; the poll goes on without the watch.
+// warn logs the first refusal other than absence, most likely because of
+// fs.inotify.max_user_watches. The poll continues without the watch.
 func (a *armedLock) warn(ctx context.Context, err error) {
 	if err == nil || a.warned || errors.Is(err, fs.ErrNotExist) {
 		return

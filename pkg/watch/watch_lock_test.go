@@ -12,7 +12,8 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit"
 )
 
-// holdLock uses the lock as iptables-legacy does, and returns how to let go.
+// holdLock uses the lock as iptables-legacy does, and returns a function that
+// releases it.
 func holdLock(t *testing.T, path string) (release func()) {
 	t.Helper()
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CREAT|unix.O_CLOEXEC, 0o600)
@@ -25,7 +26,8 @@ func holdLock(t *testing.T, path string) (release func()) {
 	return func() { unix.Close(fd) }
 }
 
-// watchLock watches path until the test ends and returns once it is watched.
+// watchLock watches path until the test ends, and returns when the watch has
+// begun.
 func watchLock(t *testing.T, path string) *LockWatcher {
 	t.Helper()
 	w := &LockWatcher{Path: path, Hints: NewHints(), Writers: new(Writers)}
@@ -51,7 +53,7 @@ func contextUntil(ctx context.Context, done <-chan struct{}) (context.Context, c
 // waitHint waits for a hint.
 func waitHint(h *Hints) { <-h.C() }
 
-// drain takes hints until none came for a while.
+// drain takes hints until none arrives for a while.
 func drain(t *testing.T, h *Hints) {
 	t.Helper()
 	for hinted := true; hinted; {
@@ -65,11 +67,11 @@ func drain(t *testing.T, h *Hints) {
 	}
 }
 
-// mustHint holds the lock and expects a hint for its release, not before.
+// mustHint holds the lock and expects a hint at its release, not before.
 func mustHint(t *testing.T, w *LockWatcher) {
 	t.Helper()
 	release := holdLock(t, w.Path)
-	drain(t, w.Hints) // the lock may be new, which is a hint of its own
+	drain(t, w.Hints) // the lock may be new, which gives a hint of its own
 	before := w.Hints.Counts()[SourceLock]
 	release()
 	waitHint(w.Hints)
@@ -120,7 +122,7 @@ func TestLockDeletedWhileHeld(t *testing.T) {
 	}
 	holdLock(t, path)()
 	drain(t, w.Hints)
-	// A process that holds the deleted one may still write to the tables.
+	// A process that holds the deleted lock may still write to the tables.
 	release()
 	waitHint(w.Hints)
 	mustHint(t, w)
@@ -179,7 +181,7 @@ func TestLockFolderAppearsLater(t *testing.T) {
 }
 
 // TestSlowHolderKeepsNoHintBack: the kernel may take 15 ms to list the locks;
-// here it does not end before the hints are there.
+// here the list ends only after the hints.
 func TestSlowHolderKeepsNoHintBack(t *testing.T) {
 	path, locks := filepath.Join(t.TempDir(), "xtables.lock"), filepath.Join(t.TempDir(), "locks")
 	if err := unix.Mkfifo(locks, 0o600); err != nil {
@@ -188,8 +190,8 @@ func TestSlowHolderKeepsNoHintBack(t *testing.T) {
 	w := &LockWatcher{Path: path, Hints: NewHints(), Writers: new(Writers), proc: filepath.Dir(locks)}
 	t.Cleanup(start(w.Run))
 	t.Cleanup(func() {
-		// Who waits for the list gets an empty one and none after it, so that
-		// Run can end.
+		// A reader that waits for the list gets an empty one and none after it,
+		// so that Run can end.
 		fifo, err := os.OpenFile(locks, os.O_RDWR, 0)
 		if err == nil {
 			err = os.Remove(locks)

@@ -72,8 +72,8 @@ func TestOnlyTheWatcherThatIsNeeded(t *testing.T) {
 	}
 }
 
-// TestBothWatchersOnTheKernel: next to iptables-legacy, commits to native tables give hints as
-// well.
+// TestBothWatchersOnTheKernel: on iptables-legacy, commits to native tables give
+// hints, too.
 func TestBothWatchersOnTheKernel(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-legacy", "nft")

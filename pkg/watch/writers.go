@@ -15,34 +15,35 @@ type Writer struct {
 	PID     uint32    // in the initial pid namespace; 0 if unknown
 	Comm    string    // the kernel's name for it, printable
 	Command string    // its command line, printable; empty if it was gone already
-	Origin  Origin    // what started it
-	By      Doer      // who decided on the write; zero: no more is known than the writer
+	Origin  Origin    // its ancestors, unit and container
+	By      Doer      // the process that decided on the write; zero: unknown
 	Own     bool      // this process, or a program that it executed
-	// Unread: it is an nft, and it or its parent was gone before it could be read. Its command line
-	// may be known. Neighbour is set for such a writer only.
+	// Unread: the writer is an nft, and it or its parent was gone before it could
+	// be read. Its command line may be known. Only such a writer has a Neighbour.
 	Unread    bool
 	Neighbour Neighbour
-	Opened    bool // it has opened the lock, and was not seen to let go of it
+	Opened    bool // it has opened the lock, and was not seen to release it
 }
 
-// WritersKept bounds the memory of Writers, for commits and for holders of the lock each. A
-// firewalld reload commits about twenty times, a purge once for each rule, and each user of the
-// lock is noted twice.
+// WritersKept bounds the memory of Writers, separately for commits and for
+// holders of the lock. A firewalld reload commits about twenty times, a purge
+// once for each rule. Each user of the lock is noted twice.
 const WritersKept = 512
 
-// Writers remembers which processes wrote last: the newest 512 commits and the newest 512 holders
-// of the xtables lock. A flush record names those that wrote between the last intact look and the
-// first loss.
+// Writers remembers the newest 512 commits and the newest 512 holders of the
+// xtables lock. A flush record names the writers between the last intact look and
+// the first loss.
 //
-// A commit watcher and a lock watcher may note in one Writers: a commit never takes a holder's
-// place, and is never named for tables that are written under the lock. All methods may be called
-// by any number of goroutines; a mutex is held for a copy of 512 values at most.
+// A commit watcher and a lock watcher may share one Writers. A commit never takes
+// a holder's place, and is never named for tables that are written under the
+// lock. All methods may be called by any number of goroutines; a mutex is locked
+// for a copy of at most 512 values.
 type Writers struct {
 	mu               sync.Mutex
 	commits, holders writerRing
 }
 
-// A writerRing is the newest WritersKept of a row of writers.
+// A writerRing has the newest WritersKept of a series of writers.
 type writerRing struct {
 	kept [WritersKept]Writer
 	next uint64 // how many were noted; next%WritersKept is the slot to fill
@@ -60,12 +61,12 @@ func (ws *Writers) Note(w Writer) {
 	ring.next++
 }
 
-// Between returns the writers of the commits after genid after and up to and
-// including genid upto, oldest first, without our own. Genids count up and wrap
-// around; the two may lie at most 2^31 apart.
+// Between returns the writers of the commits after genid after, up to and
+// including genid upto, oldest first, without canaryd's own. Genids count up and
+// wrap around; the two may be at most 2^31 apart.
 //
-// A commit becomes visible to a probe a moment before its notification is
-// read, so the newest writer may be missing from an answer and be in the next.
+// A commit becomes visible to a probe a moment before its notification is read.
+// So an answer may lack the newest writer, and the next answer has it.
 func (ws *Writers) Between(after, upto uint32) []Writer {
 	return ws.selected(&ws.commits, func(w Writer) bool { return !w.Own && w.between(after, upto) })
 }
@@ -75,7 +76,7 @@ func (w Writer) between(after, upto uint32) bool {
 }
 
 // Heard reports whether every commit after genid after and up to genid upto was
-// noted, our own among them: then Between leaves no writer out.
+// noted, canaryd's own among them. Then Between leaves no writer out.
 func (ws *Writers) Heard(after, upto uint32) bool {
 	heard := map[uint32]bool{}
 	for _, w := range ws.selected(&ws.commits, func(w Writer) bool { return w.between(after, upto) }) {
@@ -93,8 +94,8 @@ func (ws *Writers) Noted(genid uint32) bool {
 	return len(ws.selected(&ws.commits, func(w Writer) bool { return w.Genid == genid })) > 0
 }
 
-// Of returns who made a commit, as it was noted. Of one that was not noted it is no
-// more than the kernel said.
+// Of returns the writer of a commit as it was noted. If it was not noted, the
+// result has only the kernel's data.
 func (ws *Writers) Of(c nft.Commit) Writer {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
@@ -107,14 +108,14 @@ func (ws *Writers) Of(c nft.Commit) Writer {
 	return Writer{Genid: c.Genid, PID: c.PID, Comm: printable([]byte(c.Comm), maxCommand), Own: c.Own}
 }
 
-// Since returns the writers of the commits that were noted at or after t, oldest first, without our
-// own.
+// Since returns the writers of the commits that were noted at or after t, oldest
+// first, without canaryd's own.
 func (ws *Writers) Since(t time.Time) []Writer {
 	return ws.selected(&ws.commits, func(w Writer) bool { return !w.Own && !w.Time.Before(t) })
 }
 
-// Holders returns the holders of the xtables lock that were noted at or after t, oldest first:
-// the question for the legacy backend, whose tables have no genid.
+// Holders returns the holders of the xtables lock that were noted at or after t,
+// oldest first. It is for the legacy backend, whose tables have no genid.
 func (ws *Writers) Holders(t time.Time) []Writer {
 	return ws.selected(&ws.holders, func(w Writer) bool { return !w.Time.Before(t) })
 }

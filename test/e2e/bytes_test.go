@@ -17,23 +17,23 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// nftScript has nft do what a text says.
+// nftScript makes nft execute a text.
 func nftScript(n *nodetest.Node, text string) {
 	n.Helper()
 	nstest.CommandInput(n.T, text, "nft", "-f", "-")
 }
 
-// nativeRules are rules of nft's own in built-in chains. Next to one of them iptables prints
-// nothing of its chain.
+// nativeRules are nft's rules in built-in chains. Because of such a rule iptables
+// prints nothing of its chain.
 const nativeRules = `add rule ip nat POSTROUTING ip saddr 10.66.0.0/24 oifname "eth9" masquerade random,persistent
 add rule ip filter FORWARD ct mark != 0 meta mark set ct mark
 add rule ip6 filter INPUT ct mark != 0 meta mark set ct mark
 `
 
-// TestNativeRulesInBuiltInChains: everything protected comes back although native rules stand in
-// built-in chains: rules that were written before canaryd's start or after it, in a flush while it
-// runs, after a restart, and while it is down; and by canaryd restore. Native rules of others are
-// theirs.
+// TestNativeRulesInBuiltInChains: native rules are in built-in chains, written
+// before canaryd's start or after it. Everything protected must be restored in a
+// flush while canaryd runs, after a restart, while it is down, and by canaryd
+// restore. Native rules of others stay lost.
 func TestNativeRulesInBuiltInChains(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Load()
@@ -79,7 +79,7 @@ func TestNativeRulesInBuiltInChains(t *testing.T) {
 	})
 }
 
-// tailscaleRules is what Tailscale writes in its mode for nftables.
+// tailscaleRules are Tailscale's rules in its mode for nftables.
 const tailscaleRules = `table ip filter {
  chain ts-input {
   iifname "lo" ip saddr 100.64.0.9 counter accept
@@ -114,8 +114,8 @@ table ip nat {
 }
 `
 
-// TestTailscaleOnNftables: Tailscale's own expressions of nft come back, whole and in their order,
-// also after a restart and while canaryd was down.
+// TestTailscaleOnNftables: Tailscale's native rules must come back, whole and in
+// their order, also after a restart and while canaryd was down.
 func TestTailscaleOnNftables(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		nftScript(n, tailscaleRules)
@@ -153,10 +153,12 @@ func TestTailscaleOnNftables(t *testing.T) {
 	})
 }
 
-// userlandsDir is where hack/userlands.sh unpacked Debian's packages.
+// userlandsDir is the folder into which hack/userlands.sh unpacked Debian's
+// packages.
 const userlandsDir = "/var/cache/canaryd-test/userlands"
 
-// programsOf makes a folder with the iptables programs of another suite, and returns it.
+// programsOf makes a folder with the iptables programs of another suite, and
+// returns it.
 func programsOf(n *nodetest.Node, suite string) string {
 	n.Helper()
 	root := filepath.Join(userlandsDir, suite)
@@ -181,9 +183,9 @@ const aService = `*nat
 COMMIT
 `
 
-// TestRulesOfANewerIptables: rules that a newer iptables wrote, of which canaryd's own prints some
-// without a match, come back as they were, whatever flushes them. Connections over the loopback and
-// to a service work before and after.
+// TestRulesOfANewerIptables: a newer iptables wrote the rules, and canaryd's own
+// prints some of them without a match. They must come back unchanged after any
+// flush. Connections over the loopback and to a service work before and after.
 func TestRulesOfANewerIptables(t *testing.T) {
 	for _, owner := range []string{"bookworm", "trixie"} {
 		t.Run(owner, func(t *testing.T) {
@@ -191,7 +193,7 @@ func TestRulesOfANewerIptables(t *testing.T) {
 				nstest.NeedRoot(n.T)
 				older, newer := programsOf(n, "bullseye"), programsOf(n, owner)
 				path := os.Getenv("PATH")
-				n.Must(os.Setenv("PATH", newer+":"+path)) // of this process, which is this test's
+				n.Must(os.Setenv("PATH", newer+":"+path)) // for this process only
 				defer os.Setenv("PATH", path)
 				n.Load()
 				nstest.CommandInput(n.T, aService, "iptables-nft-restore", "--noflush")
@@ -242,8 +244,9 @@ func TestRulesOfANewerIptables(t *testing.T) {
 				nftScript(n, "flush ruleset")
 				d = n.Start()
 				n.Healed(1)
-				// This canaryd never read the rules that have a text: its own iptables writes
-				// them, and versions write "-p sctp" as different expressions.
+				// This canaryd never read the rules that have a text. Its own
+				// iptables writes them, and versions write "-p sctp" as different
+				// expressions.
 				n.Same("flushed while canaryd was down", text, n.Protected())
 				connects("flushed while canaryd was down")
 				for _, f := range rules.Families() {
@@ -259,7 +262,7 @@ func TestRulesOfANewerIptables(t *testing.T) {
 	}
 }
 
-// trialChains returns the line of a trial chain that stands in a table, "" if none does.
+// trialChains returns the line of a trial chain in a table, "" if there is none.
 func trialChains(n *nodetest.Node, f rules.Family, table rules.TableName) string {
 	n.Helper()
 	ip := map[rules.Family]string{rules.IPv4: "ip", rules.IPv6: "ip6"}[f]

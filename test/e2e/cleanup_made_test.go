@@ -12,8 +12,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
-// TestCleanupRemovesWhatItMade: on nft, cleanup takes the tables away that canaryd made on an
-// empty node, with and without a daemon, and leaves one that another process uses.
+// TestCleanupRemovesWhatItMade: on nft, cleanup deletes the tables that canaryd
+// made on an empty node, with and without a daemon. It leaves a table that
+// another process uses.
 func TestCleanupRemovesWhatItMade(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		tables := func() []string {

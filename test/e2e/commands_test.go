@@ -16,7 +16,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// verdicts reads what check -o json printed.
+// verdicts parses the output of check -o json.
 func verdicts(n *nodetest.Node, stdout string) map[string]map[string]string {
 	n.Helper()
 	var answer struct {
@@ -35,7 +35,7 @@ func TestCheck(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()
 		protected := n.Protected()
-		_, stderr := n.Want(2, "check") // nothing was ever stored
+		_, stderr := n.Want(2, "check") // nothing is stored yet
 		if !strings.Contains(stderr, "nothing to compare with") {
 			n.Errorf("check without anything stored says %q", stderr)
 		}
@@ -136,7 +136,7 @@ func TestRestoreAndRender(t *testing.T) {
 	})
 }
 
-// render returns what canaryd render prints for each family.
+// render returns canaryd render's output for each family.
 func render(n *nodetest.Node) map[rules.Family]string {
 	n.Helper()
 	texts := map[rules.Family]string{}
@@ -149,7 +149,7 @@ func render(n *nodetest.Node) map[rules.Family]string {
 	return texts
 }
 
-// TestStatus: TCP shows what the socket shows, without command lines.
+// TestStatus: TCP shows the same as the socket, but no command lines.
 func TestStatus(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Load()
@@ -230,7 +230,7 @@ func TestCleanup(t *testing.T) {
 		if err := nodetest.Ready(); err == nil {
 			n.Error("ready after a cleanup")
 		}
-		n.Get("/healthz") // the loop turns all the same
+		n.Get("/healthz") // the loop still turns
 		n.Want(1, "status")
 		n.Want(2, "restore")
 		d.Stop()
@@ -239,7 +239,7 @@ func TestCleanup(t *testing.T) {
 		n.Must(scenario.Wipe(n.Context(), n.Programs, rules.Families()...))
 		n.Load()
 		d = n.Start()
-		n.Want(2, "cleanup", "--rules") // it has to say whose
+		n.Want(2, "cleanup", "--rules") // the command must name an owner
 		n.Same("protected rules after a cleanup that was refused", protected, n.Protected())
 		n.Want(0, "cleanup", "--rules", "--protect=kube,cni")
 		noMark("cleanup --rules through the daemon")

@@ -15,12 +15,12 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestTwoFlushers: two programs flush within the settle time, and each is named for the
-// tables that it took something from.
+// TestTwoFlushers: two programs flush within the settle time. The record must
+// name each for the tables from which it took something.
 func TestTwoFlushers(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Load()
-		process := n.Start("--settle=2s") // so long may a busy machine take to start nft
+		process := n.Start("--settle=2s") // a busy machine may take so long to start nft
 		both := exec.CommandContext(n.Context(), "sh", "-c", "iptables-nft -t nat -F; nft flush ruleset")
 		if code, _, stderr := n.Exec(both); code != 0 {
 			n.Fatalf("%s: %s", both, stderr)
@@ -37,8 +37,8 @@ func TestTwoFlushers(t *testing.T) {
 	})
 }
 
-// TestFlushBesideABusyOwner: an owner that never rests is not blamed for what a flusher
-// took, neither for tables of its own nor for the one that was flushed.
+// TestFlushBesideABusyOwner: an owner never rests. It must not be blamed for the
+// flusher's losses, neither in its own tables nor in the flushed table.
 func TestFlushBesideABusyOwner(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Load()

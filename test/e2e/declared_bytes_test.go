@@ -9,8 +9,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
-// TestDeclaredRulesThatCanarydCannotSpell: it knows them by their bytes, which iptables-restore
-// makes of their text once. They are proved and come back, and a restart is no flush.
+// TestDeclaredRulesThatCanarydCannotSpell: canaryd knows the rules by their
+// bytes, which iptables-restore makes of their text once. They are proved and
+// restored, and a restart is no flush.
 func TestDeclaredRulesThatCanarydCannotSpell(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Must(os.MkdirAll("/run/rules.d", 0o755))

@@ -8,8 +8,9 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 )
 
-// TestDeclaredRulesOfRaw: raw and security are guarded on demand, and declared rules are a demand
-// before anything is in them. "In force and proved" is true of them, too.
+// TestDeclaredRulesOfRaw: raw and security are guarded on demand. Declared rules
+// are a demand even while the tables are empty. Their status must also be "in
+// force and proved".
 func TestDeclaredRulesOfRaw(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Must(os.MkdirAll("/run/rules.d", 0o755))

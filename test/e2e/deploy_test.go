@@ -10,8 +10,8 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 )
 
-// TestLeastCapabilities: canaryd heals with the capabilities that its unit
-// leaves it, and with no other.
+// TestLeastCapabilities: canaryd heals with exactly the capabilities that its
+// unit leaves it.
 func TestLeastCapabilities(t *testing.T) {
 	unit := document(t, "deploy/systemd/canaryd.service")
 	found := regexp.MustCompile(`(?m)^CapabilityBoundingSet=(.*)$`).FindStringSubmatch(unit)
@@ -35,7 +35,7 @@ func TestLeastCapabilities(t *testing.T) {
 	})
 }
 
-// TestUnitCommand: the unit starts canaryd with a command line that there is.
+// TestUnitCommand: the unit's command line must be valid.
 func TestUnitCommand(t *testing.T) {
 	t.Parallel()
 	unit := document(t, "deploy/systemd/canaryd.service")

@@ -17,9 +17,10 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// strangers are rules that many nodes have and no preset of auto names: PostUp of wg-quick,
-// kube2iam's DNAT, Docker's port of a loopback address, a blocklist and a person's own. ufw's are
-// written again by ufw, and fail2ban's are guarded by auto, with the chain that they lead to.
+// strangers are rules of many nodes that no preset of auto names. They are PostUp
+// of wg-quick, kube2iam's DNAT, Docker's port of a loopback address, a blocklist
+// and a person's own. ufw itself writes its rules again. auto guards fail2ban's,
+// with the chain to which they lead.
 var strangers = []string{
 	"-t filter -A FORWARD -i wg0 -j ACCEPT",
 	"-t filter -A FORWARD -o wg0 -j ACCEPT",
@@ -34,9 +35,10 @@ var strangers = []string{
 	"-A INPUT -p tcp -m tcp --dport 443 -m comment --comment my,shop -j ACCEPT",
 }
 
-// TestDetectNamesRules: detect lists each chain and rule that nothing guards, with its owner and a
-// word. The status counts the same. With the words all of these come back after a flush, and
-// detect has nothing more to list but a firewall manager's chain, whose rules stay lost.
+// TestDetectNamesRules: detect lists each unguarded chain and rule, with its
+// owner and a word. The status counts the same. With the words all of these must
+// come back after a flush. Then detect may only list a firewall manager's chain,
+// whose rules stay lost.
 func TestDetectNamesRules(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Families = []rules.Family{rules.IPv4}
@@ -73,7 +75,7 @@ func TestDetectNamesRules(t *testing.T) {
 				words = append(words, u.Word)
 			}
 		}
-		d = n.Start(bound, "--protect="+strings.Join(words, ",")) // as they are printed
+		d = n.Start(bound, "--protect="+strings.Join(words, ",")) // as detect prints them
 		left := detect(n, bound)
 		if len(left.UnguardedRules) > 0 || len(left.Unguarded) != 1 || left.Unguarded[0].Manager != "ufw" || !cmp.Equal(left.NotGuarded, api.Unguarded{}) {
 			n.Errorf("with %q there are left %+v", words, left)

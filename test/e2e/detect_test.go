@@ -35,7 +35,7 @@ type detection struct {
 	UnguardedUnknown   []string
 }
 
-// An unguarded is a chain, or a rule of a built-in chain.
+// An unguarded is a chain, or a rule of a built-in chain, that is not guarded.
 type unguarded struct {
 	Family               rules.Family
 	Table, Chain, Rule   string
@@ -62,8 +62,8 @@ func detect(n *nodetest.Node, flags ...string) (found detection) {
 	return found
 }
 
-// TestDetect: the choice on a node, next to a running daemon and without one,
-// and against a stranger's rules on the other backend.
+// TestDetect tests the choice on a node, next to a running daemon and without
+// one, and against a stranger's rules on the other backend.
 func TestDetect(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		ours, other := n.Programs.With, n.Programs.With.Other()
@@ -146,7 +146,7 @@ func TestDetectWithoutPrivileges(t *testing.T) {
 	})
 }
 
-// logs returns what fails until the log has the text.
+// logs returns a function that fails until the log has the text.
 func logs(p *nodetest.Process, text string) func() error {
 	return func() error {
 		if !strings.Contains(p.Log(), text) {
@@ -158,8 +158,8 @@ func logs(p *nodetest.Process, text string) func() error {
 
 const waits = "There are no rules yet"
 
-// TestFirstWait: where no program has written rules yet, one that starts at the same time
-// decides the backend, and SIGTERM ends the wait.
+// TestFirstWait: no program has written rules yet. A program that starts at the
+// same time decides the backend, and SIGTERM ends the wait.
 func TestFirstWait(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		d := n.Launch("--backend=auto")
@@ -183,7 +183,8 @@ func TestFirstWaitEnds(t *testing.T) {
 		d.Stop()
 
 		forced := n.Launch()
-		// The first run may have left a state: a signal must not come before canaryd handles it.
+		// The first run may have left a state. The signal must wait until canaryd
+		// handles signals.
 		n.Until("the second start", logs(forced, "Starting"))
 		n.Until("the state to be on disk", func() error {
 			_, err := os.Stat("/run/state/state.json")

@@ -18,7 +18,7 @@ import (
 // root is the repository, from this package.
 const root = "../../"
 
-// documents are all that a stranger reads, by their paths in the repository.
+// documents are all documents for users, by their paths in the repository.
 func documents(t *testing.T) []string {
 	t.Helper()
 	var all []string
@@ -35,11 +35,11 @@ func documents(t *testing.T) []string {
 	return all
 }
 
-// inline are commands in the midst of a sentence. iptables and nft are named there
-// as what others do.
+// This pattern finds commands within a sentence. It leaves out iptables and nft,
+// because sentences name them as actions of others.
 var told = regexp.MustCompile("`((?:canaryd|make|systemctl|dpkg|kubectl|promtool) [^`]+)`")
 
-// A docCommand is a line that a document has its reader type.
+// A docCommand is a line that a document's reader is to type.
 type docCommand struct {
 	path string
 	line int
@@ -48,21 +48,22 @@ type docCommand struct {
 
 func (c docCommand) String() string { return fmt.Sprintf("%s:%d: %s", c.path, c.line, c.text) }
 
-// words are the command's, without a comment behind it.
+// words returns the words of the command, without a comment after it.
 func (c docCommand) words() []string {
 	text, _, _ := strings.Cut(c.text, " # ")
 	return strings.Fields(text)
 }
 
-// commandsIn returns the commands of a document: each line of a block that is
-// fenced as sh; in an indented block each line behind a "$ ", or, where its first
-// line begins with the name of a program, all lines; and what begins with canaryd
-// between single backquotes. Other blocks show output, files and drawings.
+// commandsIn returns the commands of a document. These are each line of a block
+// that is fenced as sh, and commands of canaryd and others between single
+// backquotes. In an indented block they are each line after a "$ ", or all lines
+// if the first begins with a program's name. Other blocks show output, files and
+// drawings.
 func commandsIn(path, text string) []docCommand {
 	var all []docCommand
 	var fence string
-	text = strings.ReplaceAll(text, "\\\n", "") // lines that go on in the next one
-	before, block := "", ""                     // the line before; what the indented block is: "", "shell", "other"
+	text = strings.ReplaceAll(text, "\\\n", "") // joins continued lines
+	before, block := "", ""                     // the previous line; the indented block: "", "shell", "other"
 	for i, line := range strings.Split(text, "\n") {
 		add := func(command string) {
 			if command = strings.TrimSpace(command); command != "" && !strings.HasPrefix(command, "#") {
@@ -90,7 +91,7 @@ func commandsIn(path, text string) []docCommand {
 			}
 			if command, prompted := strings.CutPrefix(strings.TrimSpace(line), "$ "); prompted {
 				add(command)
-				block = "other" // what follows is its output
+				block = "other" // its output follows
 			} else if block == "shell" {
 				add(line)
 			}
@@ -107,8 +108,8 @@ func commandsIn(path, text string) []docCommand {
 	return all
 }
 
-// known are the programs that documents may name in commands, with what is done
-// about them here.
+// known are the programs that documents may name in commands, with the way in
+// which they are tested here.
 var known = map[string]string{
 	"canaryd":    "run",
 	"iptables":   "run",
@@ -128,9 +129,9 @@ var known = map[string]string{
 	"git":        "not run: there is no network here; CI runs make in a fresh clone, test/packaging signs and verifies a tag",
 }
 
-// TestDocumentsPrograms: what the documents tell their reader to type is run by
-// TestDocumentsCommands, or known for a reason not to be; then what can be checked
-// of it is.
+// TestDocumentsPrograms: TestDocumentsCommands must run each command that a
+// document's reader is to type, or known has a reason against it. Then the test
+// checks as much of the command as possible.
 func TestDocumentsPrograms(t *testing.T) {
 	t.Parallel()
 	makefile := document(t, "Makefile")
@@ -152,9 +153,9 @@ func TestDocumentsPrograms(t *testing.T) {
 	}
 }
 
-// TestDocumentsCommands runs what the documents tell their reader to type, in a
-// node of each document's own, next to a running canaryd. A command that several documents have is
-// run for the first of them.
+// TestDocumentsCommands runs the documents' commands, each document's on a node
+// of its own, next to a running canaryd. If several documents have a command, it
+// is run for the first of them.
 func TestDocumentsCommands(t *testing.T) {
 	t.Parallel()
 	seen := map[string]bool{"": true}
@@ -170,7 +171,7 @@ func TestDocumentsCommands(t *testing.T) {
 	}
 }
 
-// checkDocCommand says what can be said of a command without running it.
+// checkDocCommand checks a command without running it.
 func checkDocCommand(t *testing.T, c docCommand, makefile string) {
 	t.Helper()
 	words := c.words()
@@ -203,7 +204,7 @@ func checkDocCommand(t *testing.T, c docCommand, makefile string) {
 	}
 }
 
-// runnable returns what of a command is run here; nothing if none of it is.
+// runnable returns the part of a command that is run here; "" if there is none.
 func runnable(c docCommand) string {
 	text, _, _ := strings.Cut(c.text, " # ")
 	words := strings.Fields(text)
@@ -213,9 +214,9 @@ func runnable(c docCommand) string {
 		return inside
 	case len(words) > 1 && (words[1] == "COMMAND" || words[1] == "run") && words[0] == "canaryd":
 		return "canaryd --help"
-	case slices.Contains(words, "--watch"): // which ends with Ctrl-C only; without --foreground it gets two
+	case slices.Contains(words, "--watch"): // it ends with Ctrl-C only; without --foreground it gets two
 		return "timeout --foreground --preserve-status --signal=INT 3 " + text
-	case slices.Contains(words, "--stay"): // which ends with SIGTERM only
+	case slices.Contains(words, "--stay"): // it ends with SIGTERM only
 		return "timeout --preserve-status 10 " + text
 	case known[words[0]] == "run":
 		return text
@@ -223,7 +224,7 @@ func runnable(c docCommand) string {
 	return ""
 }
 
-// placeholders are what the documents' reader fills in.
+// placeholders replaces the words that the documents' reader has to fill in.
 func placeholders(id string) *strings.Replacer {
 	return strings.NewReplacer("--generation ID", "--generation "+id, "--manifest PATH", "--manifest cluster.yaml", "--flush N", "--flush 1", "--rules-dir /etc/canaryd/rules", "--rules-dir rules")
 }
@@ -231,7 +232,7 @@ func placeholders(id string) *strings.Replacer {
 func runDocCommands(t *testing.T, commands []docCommand) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Load()
-		// iptables is whichever the machine prefers; here it is that of the node.
+		// The machine chooses the backend of "iptables"; here it is the node's.
 		n.Must(os.MkdirAll("/run/bin", 0o755))
 		for _, name := range []string{"iptables", "iptables-restore"} {
 			path, err := exec.LookPath(strings.Replace(name, "iptables", "iptables-nft", 1))
@@ -245,7 +246,7 @@ func runDocCommands(t *testing.T, commands []docCommand) {
 		n.Must(os.WriteFile("/run/here/rules/site.v4", []byte("*filter\n:SITE - [0:0]\n-A SITE -j RETURN\n-A INPUT -j SITE\nCOMMIT\n"), 0o644))
 
 		d := n.Start()
-		n.Flush() // so that there is something to tell
+		n.Flush() // so that there is something to report
 		n.Healed(1)
 		var id string
 		n.Until("the generation to reach the disk", func() error {
@@ -254,7 +255,7 @@ func runDocCommands(t *testing.T, commands []docCommand) {
 			}
 			return nil
 		})
-		last := func(c docCommand) int { // what ends the daemon's work
+		last := func(c docCommand) int { // commands that end the daemon's work
 			switch text := runnable(c); {
 			case strings.Contains(text, "cleanup"):
 				return 2
@@ -306,7 +307,8 @@ func docShell(n *nodetest.Node, text string) *exec.Cmd {
 	return cmd
 }
 
-// TestDocumentsIndex: who begins at docs/README.md finds every document.
+// TestDocumentsIndex: a reader who begins at docs/README.md must find every
+// document.
 func TestDocumentsIndex(t *testing.T) {
 	t.Parallel()
 	index := document(t, "docs/README.md")
@@ -321,7 +323,8 @@ func TestDocumentsIndex(t *testing.T) {
 	}
 }
 
-// TestDocumentsLinks: each file and each heading that a document links to is there.
+// TestDocumentsLinks: each file and each heading that a document links to must
+// exist.
 func TestDocumentsLinks(t *testing.T) {
 	t.Parallel()
 	link := regexp.MustCompile(`\]\(([^)\s]+)\)`)
@@ -358,8 +361,8 @@ func anchors(text string) []string {
 	return all
 }
 
-// TestDocumentsFlags: each flag in a document is one of canaryd's, or named here
-// with the program that has it; and each of canaryd's is in the manual.
+// TestDocumentsFlags: each flag in a document must be canaryd's, or in this list
+// with its program. Each flag of canaryd must be in the manual.
 func TestDocumentsFlags(t *testing.T) {
 	t.Parallel()
 	others := map[string]string{
@@ -377,7 +380,7 @@ func TestDocumentsFlags(t *testing.T) {
 		help += string(out)
 	}
 	manual := strings.ReplaceAll(document(t, "docs/canaryd.8"), `\-`, "-")
-	help += manual // which has the rare flags of run, too
+	help += manual // the manual also has run's rare flags
 	flag := regexp.MustCompile(`(?:^|[\s` + "`" + `"'(=])(--[a-z][a-z-]+)`)
 	for _, found := range flag.FindAllStringSubmatch(document(t, "cmd/kubectl-canaryd/testdata/help.golden"), -1) {
 		others[found[1]] = "kubectl canaryd"
@@ -391,7 +394,7 @@ func TestDocumentsFlags(t *testing.T) {
 		lines := strings.Split(text, "\n")
 		for _, c := range commandsIn(path, text) {
 			if program := c.words()[0]; program != "canaryd" && strings.HasPrefix(strings.TrimSpace(lines[c.line-1]), program) {
-				lines[c.line-1] = "" // its flags are its own
+				lines[c.line-1] = "" // its flags belong to the example
 			}
 		}
 		for _, found := range flag.FindAllStringSubmatch(strings.Join(lines, "\n"), -1) {

@@ -39,8 +39,8 @@ func TestReadmeNames(t *testing.T) {
 	}
 }
 
-// TestReadmeCommands runs the commands that the README names, and compares its
-// log lines and its status with those of the flush that it describes.
+// TestReadmeCommands runs the commands that the README names. It compares the
+// README's log lines and status with those of a real flush.
 func TestReadmeCommands(t *testing.T) {
 	readme := document(t, "README.md")
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
@@ -82,7 +82,7 @@ func TestReadmeCommands(t *testing.T) {
 		for _, c := range regexp.MustCompile("(?:`|\\$ )canaryd ([^`\n]+)").FindAllStringSubmatch(readme, -1) {
 			words = append(words, strings.Fields(strings.ReplaceAll(c[1], "ID", id)))
 		}
-		slices.SortStableFunc(words, func(a, b []string) int { // cleanup comes last
+		slices.SortStableFunc(words, func(a, b []string) int { // cleanup is the last
 			return strings.Compare(map[bool]string{true: "1"}[a[0] == "cleanup"], map[bool]string{true: "1"}[b[0] == "cleanup"])
 		})
 		ran := map[string]bool{}
@@ -109,7 +109,7 @@ func TestReadmeCommands(t *testing.T) {
 // shape returns a log line's message and the names of its values.
 func shape(line string) string {
 	if i := strings.Index(line, `"`); i > 0 {
-		line = line[i:] // klog's own heading
+		line = line[i:] // removes klog's own heading
 	}
 	message, values, _ := strings.Cut(strings.TrimPrefix(line, `"`), `"`)
 	return message + ":" + strings.Join(regexp.MustCompile(` [a-zA-Z]+=`).FindAllString(quoted.ReplaceAllString(values, ""), -1), "")
@@ -127,8 +127,8 @@ func shapes(log string) []string {
 
 func squeeze(text string) string { return regexp.MustCompile(` +`).ReplaceAllString(text, " ") }
 
-// TestDependencies: docs/release.md lists the direct dependencies of
-// go.mod, and no others.
+// TestDependencies: docs/release.md must list exactly the direct dependencies of
+// go.mod.
 func TestDependencies(t *testing.T) {
 	t.Parallel()
 	modules := []string{"go.mod", "hack/tools/go.mod", "hack/release/go.mod", "test/kubernetes/go.mod", "test/kubeproxy/program/go.mod", "test/owners/program/go.mod"}
@@ -150,14 +150,14 @@ func TestDependencies(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, r := range mod.Require {
-			// A tool's module is marked indirect: nothing imports it.
+			// A tool's module is marked indirect, because nothing imports it.
 			tool := slices.ContainsFunc(mod.Tool, func(t struct{ Path string }) bool { return strings.HasPrefix(t.Path, r.Path+"/") || t.Path == r.Path })
 			if !r.Indirect || tool {
 				want = append(want, r.Path)
 			}
 		}
 		for _, section := range strings.Split(document(t, "docs/release.md"), "\n## ") {
-			// A section that names no other module is about canaryd's.
+			// A section is about canaryd's module if it names no other.
 			title, about := strings.SplitN(section, "\n", 2)[0], modules[0]
 			for _, other := range modules[1:] {
 				if strings.Contains(title, other) {

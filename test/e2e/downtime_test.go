@@ -16,9 +16,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestFullFlushWhileDown: SIGTERM leaves everything as it is. Where a flush has left nothing that
-// says which backend is in use, the state does, at once; and for how long the rules were absent is
-// shown as a bound.
+// TestFullFlushWhileDown: SIGTERM leaves everything in place. A flush may leave
+// no evidence of the backend in use; then the state names it at once. The status
+// shows the time of absence as a bound.
 func TestFullFlushWhileDown(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()
@@ -55,8 +55,8 @@ func TestFullFlushWhileDown(t *testing.T) {
 			}
 		}
 		n.Must(json.Unmarshal([]byte(n.Get("/api/v1/status")), &s))
-		// The last look may be older than the end of the run by a poll, and on legacy by the
-		// time between two walks.
+		// The last look may precede the end of the run by a poll, and on legacy
+		// by the time between two walks.
 		if f := s.Flushes[0]; !f.AbsentAtMost || f.LastInForce.After(wiped) || f.AbsentSeconds > down.Seconds()+35 {
 			n.Errorf("absent for %+v, after %s", f, down)
 		}
@@ -83,19 +83,19 @@ func TestFullFlushWhileDown(t *testing.T) {
 	})
 }
 
-// TestStoppedProcess: while canaryd is stopped, the kernel's messages wait. How long the rules were
-// absent is a bound then, and never shorter than it was.
+// TestStoppedProcess: while canaryd is stopped, the kernel's messages wait. Then
+// the time of absence is a bound, and never shorter than the real time.
 func TestStoppedProcess(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()
 		n.LoadNative(100)
 		process := n.Start(guardNative)
-		n.Polled(2) // it knows when it looked last
+		n.Polled(2) // it then knows the time of its last look
 		process.Suspend()
 		n.Flush()
 		nstest.Command(n.T, "nft", "flush", "table", "ip", "kube-proxy")
 		flushed := time.Now()
-		nstest.Command(n.T, "sleep", "3") // as an operator's debugger may hold it
+		nstest.Command(n.T, "sleep", "3") // as long as an operator's debugger may stop it
 		process.Signal(syscall.SIGCONT)
 		n.Healed(1)
 		n.Until("kube-proxy's native table", func() error {

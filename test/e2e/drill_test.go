@@ -12,7 +12,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/protect"
 )
 
-// drill does a drill with the built program, and returns what it prints as JSON.
+// drill runs a drill with the built program, and returns its JSON output.
 func drill(n *nodetest.Node, flags ...string) api.DrillReply {
 	n.Helper()
 	stdout, _ := n.Want(0, "drill", append(flags, "-o", "json")...)
@@ -21,8 +21,9 @@ func drill(n *nodetest.Node, flags ...string) api.DrillReply {
 	return reply
 }
 
-// TestDrill: on the kernel, each canary that a drill takes is noticed by the watcher's own hint, is
-// back and proved, and no rule and no counter of flushes has moved. A drill for real is a flush.
+// TestDrill runs drills on the kernel. The watcher's own hint must reveal each
+// removed canary, which must be restored and proved. No rule and no counter of
+// flushes may change. A real drill is a flush.
 func TestDrill(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()

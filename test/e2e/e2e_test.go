@@ -33,12 +33,14 @@ func TestScenarios(t *testing.T) {
 				t.Parallel()
 				nstest.Run(t, func(t *testing.T) {
 					nstest.NeedProgram(t, "iptables-"+string(backend), "ip6tables-"+string(backend), "nft")
-					// In this namespace's own /run: a socket's path must be short.
+					// This namespace has its own /run: a socket's path must be
+					// short.
 					live := scenario.Live{Canaryd: nodetest.Canaryd(), Programs: scenario.Programs{With: backend}, Dir: "/run",
-						// Next to other packages' tests, the time between two of a flusher's twelve
-						// commands may be longer than the 20 ms that are the default, and they all
-						// together than ten times that. A command that deletes chains fails once
-						// their rules are back.
+						// Next to other packages' tests, two of a flusher's
+						// twelve commands may be farther apart than the default
+						// of 20 ms. All commands together may take ten times
+						// that. A command that deletes chains fails once their
+						// rules are back.
 						Flags: []string{"--settle=200ms"}, Limit: testkit.Left(t)}
 					result, err := live.Run(t.Context(), s)
 					if err != nil {

@@ -11,13 +11,14 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
-// TestWithoutRoot: who is not root learns in one line what to do, whatever is asked.
+// TestWithoutRoot: without root every command explains in one line how to
+// proceed.
 func TestWithoutRoot(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		nstest.NeedProgram(n.T, "setpriv")
 		n.Load()
 		d := n.Start()
-		// The folder of the test's own program is root's.
+		// Only root can read the folder of the test's own program.
 		text, err := os.ReadFile(nodetest.Canaryd())
 		n.Must(err)
 		n.Must(os.WriteFile("/run/canaryd-of-all", text, 0o755))

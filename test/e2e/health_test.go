@@ -20,7 +20,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// said is how a node is, as each of canaryd's faces says it.
+// said is the health of a node, in the words of each of canaryd's faces.
 type said struct {
 	Status, JSON, Public, Watch string // the headline
 	Healthy                     bool   // in JSON
@@ -36,7 +36,7 @@ type said struct {
 
 var pageTitle = regexp.MustCompile(`<h1 id="verdict">([^<]*?)\s*(<|$)`)
 
-// faces asks each face.
+// faces reads each face.
 func faces(n *nodetest.Node) said {
 	n.Helper()
 	var s said
@@ -66,7 +66,7 @@ func faces(n *nodetest.Node) said {
 		_, words, _ := strings.Cut(err.Error(), "503 Service Unavailable: ")
 		s.Ready, s.ReadyCode = first(words), 503
 	}
-	n.Must(func() error { _, err := nodetest.Fetch("/healthz"); return err }()) // canaryd is alive, however the node is
+	n.Must(func() error { _, err := nodetest.Fetch("/healthz"); return err }()) // canaryd is alive on any node
 	s.Metric = n.Metrics()["healthy{}"]
 	if title := pageTitle.FindStringSubmatch(n.Get("/")); title != nil {
 		s.Page = html.UnescapeString(title[1])
@@ -94,21 +94,21 @@ func watched(n *nodetest.Node) string {
 	return line
 }
 
-// bad is what all faces say of a node that is not healthy.
+// bad is the output of all faces for a node that is not healthy.
 func bad(problem, line, page string) said {
 	headline := "NOT healthy: " + problem
 	return said{Status: headline, JSON: headline, Public: headline, Watch: headline, StatusCode: 1, CheckCode: 1, Line: line, Plugin: line, PluginCode: 1,
 		AskedCode: 1, Ready: problem, Asked: problem, ReadyCode: 503, Page: page}
 }
 
-// warned is what they say of a healthy one with a warning.
+// warned is their output for a healthy node with a warning.
 func warned(warning, page string) said {
 	headline := "healthy, but " + warning
 	return said{Status: headline, JSON: headline, Public: headline, Watch: "H" + headline[1:], Healthy: true, Line: "intact: 6 tables, but " + warning, Plugin: "intact: 6 tables",
 		Ready: "ok, but " + warning, Asked: "ok, but " + warning, ReadyCode: 200, Metric: 1, Page: page}
 }
 
-// closed is their sentence about a chain that a flusher has closed.
+// closed is their output about a chain that a flusher has closed.
 func closed(chain, does string, tables int) said {
 	s := warned("policy of "+chain+" is DROP since flush 1; canaryd "+does, "Healthy, but policy of "+chain+" is DROP since flush 1; canaryd "+does)
 	s.Plugin = fmt.Sprintf("intact: %d tables", tables)
@@ -116,9 +116,10 @@ func closed(chain, does string, tables int) said {
 	return s
 }
 
-// TestEveryFaceSaysTheSame: a protected rule that is lost and not back, whatever the reason, makes
-// the node unhealthy everywhere, in the same words and with the same exit codes; a rule that stands
-// and would not come back is a warning everywhere.
+// TestEveryFaceSaysTheSame: if a protected rule is lost and not back, for any
+// reason, all faces must show an unhealthy node. They use the same words and the
+// same exit codes. If an existing rule would not come back after a loss, all
+// faces must show a warning.
 func TestEveryFaceSaysTheSame(t *testing.T) {
 	const (
 		lostOne = "one rule was lost and could not be put back: ipv4 filter is partial"
@@ -134,10 +135,10 @@ func TestEveryFaceSaysTheSame(t *testing.T) {
 		bare    bool // without rules to protect
 		flags   []string
 		before  func(n *nodetest.Node) // before canaryd starts
-		want    said                   // then
+		want    said                   // the output then
 		lose    func(n *nodetest.Node)
 		after   said
-		offline int // what check says without a daemon
+		offline int // check's exit code without a daemon
 	}{
 		{name: "a rule in quarantine", on: both,
 			before: func(n *nodetest.Node) {
@@ -190,7 +191,7 @@ func TestEveryFaceSaysTheSame(t *testing.T) {
 					c.before(n)
 					start := n.Start
 					if c.bare {
-						start = n.Launch // there is no generation to wait for
+						start = n.Launch // the daemon has no generation yet
 					}
 					d := start(c.flags...)
 					if c.want.Status != "" {
@@ -198,7 +199,7 @@ func TestEveryFaceSaysTheSame(t *testing.T) {
 					}
 					c.lose(n)
 					settle(n, c.after)
-					// No alert may fire for it alone that a flush was not answered.
+					// An unanswered flush alone must fire no alert.
 					outcome := map[bool]string{false: "partial", true: "proved"}[c.after.Healthy]
 					if s := n.Status(); !c.bare && (len(s.Flushes) != 1 || s.Flushes[0].Outcome != outcome) {
 						n.Errorf("the records are %+v, want one record with outcome %s", s.Flushes, outcome)
@@ -211,8 +212,8 @@ func TestEveryFaceSaysTheSame(t *testing.T) {
 	}
 }
 
-// TestEveryFaceSaysOfADecision: the same of a loss that waits for a decision, and of a declared
-// rule that is refused.
+// TestEveryFaceSaysOfADecision does the same for a loss that waits for a
+// decision, and for a refused declared rule.
 func TestEveryFaceSaysOfADecision(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Load()
@@ -260,7 +261,7 @@ const ownFirewall = `table inet fw {
 }
 `
 
-// restoreText gives lines to iptables-restore --noflush, of IPv4.
+// restoreText passes lines to iptables-restore --noflush for IPv4.
 func restoreText(n *nodetest.Node, text string) {
 	n.Helper()
 	n.Must(n.Programs.RestoreNoflush(n.Context(), rules.IPv4, text))

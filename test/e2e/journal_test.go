@@ -18,8 +18,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestJournal: the socket names the rules that a flush took; a canaryd that is killed leaves
-// that to the next one.
+// TestJournal: the socket names the rules that a flush took. After a kill the
+// next canaryd must name them, too.
 func TestJournal(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Load()
@@ -58,7 +58,7 @@ func TestJournal(t *testing.T) {
 		if info.Mode() != 0o600 {
 			n.Errorf("the journal's mode is %v", info.Mode())
 		}
-		// Killed in the middle of a line.
+		// canaryd was killed in the middle of a line.
 		file, err := os.OpenFile("/run/state/journal.jsonl", os.O_APPEND|os.O_WRONLY, 0)
 		n.Must(err)
 		_, err = file.WriteString(`{"id":"6`)
@@ -84,7 +84,7 @@ func TestJournal(t *testing.T) {
 	})
 }
 
-// lostOf are the lines that a flush takes of one table, as a diff has them.
+// lostOf returns the lines that a flush takes from one table, as in a diff.
 func lostOf(n *nodetest.Node, f rules.Family, t rules.TableName) []string {
 	n.Helper()
 	var lines []string
@@ -99,7 +99,7 @@ func lostOf(n *nodetest.Node, f rules.Family, t rules.TableName) []string {
 	return lines
 }
 
-// flushJSON asks for all of one flush.
+// flushJSON returns all details of one flush.
 func flushJSON(n *nodetest.Node, name string) api.FlushReply {
 	n.Helper()
 	stdout, _ := n.Want(0, "status", "--flush", name, "-o", "json")

@@ -56,8 +56,9 @@ func wantKeeperState(n *nodetest.Node, line, state string) {
 	})
 }
 
-// TestKeeperComesAndGoes: with canaryd's process, however that ends, and with the rules that
-// translate; a flusher cannot take it, and cleanup does.
+// TestKeeperComesAndGoes: the keeper lives as long as canaryd's process, however
+// that ends, and needs rules that translate. No flusher can delete it, but
+// cleanup does.
 func TestKeeperComesAndGoes(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()
@@ -89,7 +90,7 @@ func TestKeeperComesAndGoes(t *testing.T) {
 	})
 }
 
-// TestKeeperIsNobodysRule: detect and iptables' programs see nothing of it.
+// TestKeeperIsNobodysRule: detect and iptables' programs must not see it.
 func TestKeeperIsNobodysRule(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()

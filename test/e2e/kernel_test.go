@@ -22,8 +22,8 @@ func executeWithoutIPv6() error {
 	return syscall.Exec(os.Args[1], os.Args[1:], os.Environ())
 }
 
-// TestWithoutIPv6: a family that the kernel lacks is reported once and left out,
-// and the other one is guarded.
+// TestWithoutIPv6: canaryd reports a family that the kernel lacks once and leaves
+// it out. It guards the other family.
 func TestWithoutIPv6(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()

@@ -18,10 +18,11 @@ import (
 	"github.com/canaryd/canaryd/pkg/reload"
 )
 
-// evilName is what the flusher's program file is called, and so what the kernel calls the process.
+// evilName is the name of the flusher's program file, and so the kernel's name of
+// the process.
 const evilName = "ev\n<0>{\"event\"\x1b"
 
-// flushAs flushes nat of IPv4 by a program that is called evilName.
+// flushAs flushes nat of IPv4 by a program with the name evilName.
 func flushAs(n *nodetest.Node) {
 	n.Helper()
 	program, err := exec.LookPath("iptables-" + string(n.Programs.With))
@@ -37,7 +38,8 @@ func flushAs(n *nodetest.Node) {
 	}
 }
 
-// asJournal makes the output of the daemon that is started as the nth what JOURNAL_STREAM names.
+// asJournal redirects the nth daemon's output to a file, and names that file in
+// JOURNAL_STREAM.
 func asJournal(n *nodetest.Node, nth int) (log string) {
 	n.Helper()
 	log = fmt.Sprintf("/run/canaryd-%d.log", nth)
@@ -48,8 +50,8 @@ func asJournal(n *nodetest.Node, nth int) (log string) {
 	return log
 }
 
-// TestJournalLevels: the journal gets each line with its level, whatever the flusher's name is, and
-// one line of JSON for the flush.
+// TestJournalLevels: the journal gets each line with its level, for any name of
+// the flusher, and one line of JSON for the flush.
 func TestJournalLevels(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Load()
@@ -106,8 +108,8 @@ func TestJournalLevels(t *testing.T) {
 	})
 }
 
-// TestOutputWithoutAReader: the reader of canaryd's standard output may end; canaryd goes on, and
-// so do the programs that it executes.
+// TestOutputWithoutAReader: the reader of canaryd's standard output may end.
+// canaryd must continue, and so must the programs that it executes.
 func TestOutputWithoutAReader(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Load()

@@ -56,13 +56,13 @@ func declare(n *nodetest.Node, text string) {
 	n.Must(os.Rename(next, "/run/manifest/cluster.yaml"))
 }
 
-// holds reports whether a protected rule holds text.
+// holds reports whether a protected rule contains text.
 func holds(n *nodetest.Node, text string) bool {
 	n.Helper()
 	return slices.ContainsFunc(n.Protected(), func(l string) bool { return strings.Contains(l, text) })
 }
 
-// shows waits until a protected rule holds text, or none does.
+// shows waits until a protected rule contains text, or none does.
 func shows(n *nodetest.Node, text string, want bool) {
 	n.Helper()
 	n.Until(fmt.Sprintf("%q in the rules: %t", text, want), func() error {
@@ -73,9 +73,9 @@ func shows(n *nodetest.Node, text string, want bool) {
 	})
 }
 
-// TestManifest: with a declared source canaryd is the owner. It writes the
-// rules into empty tables, follows the files, keeps the last good ones when a
-// file is broken, and repairs flushes and drift alike.
+// TestManifest: with a declared source canaryd is the owner. It writes the rules
+// into empty tables, and follows the files. If a file is broken it keeps the last
+// good rules. It repairs flushes and drift alike.
 func TestManifest(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		declare(n, manifest("10.1.0.5", "fd00:10::5"))
@@ -130,7 +130,8 @@ func TestManifest(t *testing.T) {
 	})
 }
 
-// TestManifestRefuses: two owners of one chain undo each other for ever.
+// TestManifestRefuses: canaryd refuses to start, because two owners of one chain
+// would undo each other for ever.
 func TestManifestRefuses(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Load() // kube-proxy is at work here
@@ -148,7 +149,7 @@ func TestManifestRefuses(t *testing.T) {
 	})
 }
 
-// notReady waits until the daemon says that it is not ready because of that.
+// notReady waits until the daemon gives that reason for not being ready.
 func notReady(n *nodetest.Node, why string) {
 	n.Helper()
 	n.Until("canaryd not to be ready because "+why, func() error {
@@ -159,7 +160,7 @@ func notReady(n *nodetest.Node, why string) {
 	})
 }
 
-// TestRenderManifest: render needs no kernel, and what it prints loads.
+// TestRenderManifest: render needs no kernel, and its output can be restored.
 func TestRenderManifest(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		declare(n, manifest("10.1.0.5", "fd00:10::5"))
@@ -178,9 +179,9 @@ func TestRenderManifest(t *testing.T) {
 	})
 }
 
-// TestDeclaredRuleIsRefused: one rule of the operator's that the kernel refuses keeps
-// back its own table and no other, and render --check names file and line before. Each face is
-// asked in TestEveryFaceSaysOfADecision.
+// TestDeclaredRuleIsRefused: the kernel refuses one of the operator's rules. Only
+// that rule's table may be missing, and render --check must name file and line
+// before. TestEveryFaceSaysOfADecision checks each face.
 func TestDeclaredRuleIsRefused(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Must(os.MkdirAll("/run/rules.d", 0o755))

@@ -12,8 +12,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
-// TestMemoryOfTheControlGroup: canaryd takes three quarters of what its control group, or the
-// one above, allows for its heap; GOMEMLIMIT and a group without a limit leave it alone.
+// TestMemoryOfTheControlGroup: canaryd limits its heap to three quarters of the
+// limit of its control group, or of the group above. GOMEMLIMIT and a group
+// without a limit disable this.
 func TestMemoryOfTheControlGroup(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		nstest.NeedRoot(n.T)

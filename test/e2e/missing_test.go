@@ -22,8 +22,9 @@ func statusOf(n *nodetest.Node) (s api.Status) {
 	return s
 }
 
-// TestJumpDeletedOnABusyNode: next to an owner that never rests, a jump that was deleted by name is
-// missing from the deletion on, and back after the grace.
+// TestJumpDeletedOnABusyNode: next to an owner that never rests, a process
+// deletes a jump by name. The jump counts as missing from the deletion on, and is
+// back after the grace.
 func TestJumpDeletedOnABusyNode(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		const grace = 4 * time.Second
@@ -62,7 +63,7 @@ func TestJumpDeletedOnABusyNode(t *testing.T) {
 				return fmt.Errorf("%s: %v, %+v", s.Headline, s.Families, s.Flushes)
 			}
 			first := began
-			if waiting := s.Flushes[0]; waiting.Bound() { // the commit that deleted it is not known yet
+			if waiting := s.Flushes[0]; waiting.Bound() { // the commit that deleted it is still unknown
 				first = waiting.LastInForce
 			}
 			if since := s.LossSince; since.Before(first) || since.After(time.Now()) {

@@ -20,14 +20,15 @@ func generations(n *nodetest.Node) (ids []string) {
 	return ids
 }
 
-// afterHeading returns a rendered generation without the line that says when it was learned.
+// afterHeading returns a rendered generation without the line that has its time.
 func afterHeading(text string) string {
 	_, rest, _ := strings.Cut(text, "\n")
 	return rest
 }
 
-// TestNativeGenerations: what a native table held before can be looked at and brought back, through
-// the daemon and without one: the chains that an update of its owner broke are as they were.
+// TestNativeGenerations: an owner's update breaks chains of a native table. An
+// earlier generation can be shown and restored, through the daemon and without
+// one.
 func TestNativeGenerations(t *testing.T) {
 	onNative(t, func(n *nodetest.Node) {
 		d := n.Start(guardNative)
@@ -42,7 +43,7 @@ func TestNativeGenerations(t *testing.T) {
 		nstest.CommandInput(n.T, `flush chain ip kube-proxy services
 add rule ip kube-proxy services ip daddr 172.30.0.1 tcp dport 443 drop
 add element ip kube-proxy cluster-ips { 172.30.99.99 }
-`, "nft", "-f", "-") // in one commit: its owner's word
+`, "nft", "-f", "-") // in one commit: its owner's decision
 		n.Until("the second generation", func() error {
 			if len(generations(n)) != 2 {
 				return errors.New("it is not stored")

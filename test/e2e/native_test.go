@@ -15,8 +15,8 @@ import (
 
 const guardNative = "--protect=kube,cni,nft:ip:kube-proxy,nft:inet:*"
 
-// onNative is a node with iptables' rules of Kubernetes, and kube-proxy's native table of 100
-// services.
+// onNative runs body on a node with iptables' rules of Kubernetes, and
+// kube-proxy's native table of 100 services.
 func onNative(t *testing.T, body func(n *nodetest.Node)) { onNativeNextTo(t, iptables.NFT, body) }
 
 func onNativeNextTo(t *testing.T, backend iptables.Backend, body func(n *nodetest.Node)) {
@@ -28,7 +28,7 @@ func onNativeNextTo(t *testing.T, backend iptables.Backend, body func(n *nodetes
 	})
 }
 
-// listed is what nft lists of kube-proxy's table.
+// listed returns nft's list of kube-proxy's table.
 func listed(n *nodetest.Node) string {
 	n.Helper()
 	var own strings.Builder
@@ -62,7 +62,8 @@ func nativeRecords(n *nodetest.Node) int {
           "kind":`)
 }
 
-// subscriptions counts the sockets of this network namespace that hear of commits to nf_tables.
+// subscriptions counts the sockets of this network namespace that receive commits
+// to nf_tables.
 func subscriptions(n *nodetest.Node) int {
 	n.Helper()
 	text, err := os.ReadFile("/proc/thread-self/net/netlink")
@@ -78,7 +79,7 @@ func subscriptions(n *nodetest.Node) int {
 	return found
 }
 
-// unready returns an error unless the node is not ready for that reason.
+// unready returns an error unless the node is unready for that reason.
 func unready(why string) error {
 	if err := nodetest.Ready(); err == nil || !strings.Contains(err.Error(), why) {
 		return fmt.Errorf("readiness: %w, want %s", err, why)
@@ -86,10 +87,10 @@ func unready(why string) error {
 	return nil
 }
 
-// TestNativeNextToLegacy: on a node with iptables-legacy canaryd hears of commits, and plants a
-// witness, from the moment at which a table of the default presets is there. Then both watchers
-// run. A flush of native tables takes nothing from iptables, and a flush of iptables nothing from
-// native tables.
+// TestNativeNextToLegacy: on a node with iptables-legacy canaryd receives
+// commits, and plants a witness, once a table of the default presets exists. Then
+// both watchers run. A flush of native tables takes nothing from iptables, and a
+// flush of iptables nothing from native tables.
 func TestNativeNextToLegacy(t *testing.T) {
 	onNativeNextTo(t, iptables.Legacy, func(n *nodetest.Node) {
 		table := listed(n) + "\n}\n"

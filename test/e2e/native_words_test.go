@@ -10,9 +10,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
-// TestNativeNodeIsShownInItsWords: on a node with kube-proxy in nftables mode, status, check,
-// records, page and log count what native tables hold and lost, and do not begin with the empty
-// tables of iptables.
+// TestNativeNodeIsShownInItsWords: on a node with kube-proxy in nftables mode,
+// all output counts the contents and losses of native tables. Status, check,
+// records, page and log must not begin with the empty tables of iptables.
 func TestNativeNodeIsShownInItsWords(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		nstest.NeedProgram(n.T, "nft")
@@ -61,7 +61,7 @@ func TestNativeNodeIsShownInItsWords(t *testing.T) {
 		if now := n.Metrics(); now[`flushes_total{family="ip",kind="table_deleted",table="ip kube-proxy"}`] != 1 || now[`native_table_in_force{family="ip",table="ip kube-proxy"}`] != 1 {
 			n.Errorf("the metrics say %v", now)
 		}
-		nstest.Command(n.T, "nft", "delete", "table", "ip", "kube-proxy") // alone
+		nstest.Command(n.T, "nft", "delete", "table", "ip", "kube-proxy") // no other table
 		n.Until("a report", func() error { return unready("table ip kube-proxy is deleted_by_owner_or_unknown") })
 		n.Want(1, "check")
 		preview, _ := n.Want(0, "restore", "--dry-run")

@@ -25,9 +25,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A pluginConfig is a custom plugin monitor's configuration, with the fields
-// that node-problem-detector's documentation (docs/custom_plugin_monitor.md)
-// and its own types name.
+// A pluginConfig is a custom plugin monitor's configuration.
+// node-problem-detector's documentation (docs/custom_plugin_monitor.md) and its
+// own types name the fields.
 type pluginConfig struct {
 	Plugin string `json:"plugin"`
 	Global struct {
@@ -55,17 +55,17 @@ type pluginConfig struct {
 	} `json:"rules"`
 }
 
-// A plugin is what node-problem-detector executes for its condition.
+// A plugin is the program that node-problem-detector executes for its condition.
 type plugin struct {
 	config pluginConfig
 	// command returns the process of one check.
 	command func(n *nodetest.Node) *exec.Cmd
-	// asksDisk: it has an answer without a daemon too.
+	// asksDisk: it also answers without a daemon.
 	asksDisk bool
 }
 
-// TestNodeProblemDetector: the configurations are such as node-problem-detector
-// takes, and their plugins answer with the right exit code and a short line.
+// TestNodeProblemDetector: node-problem-detector accepts the configurations, and
+// their plugins answer with the right exit code and a short line.
 func TestNodeProblemDetector(t *testing.T) {
 	program := pluginOf(t, "canaryd.json")
 	script := pluginOf(t, "canaryd-daemonset.json")
@@ -94,11 +94,11 @@ func TestNodeProblemDetector(t *testing.T) {
 			}
 		}
 		n.Load()
-		check(false, 2, "unknown: ") // no daemon, and there never was one
+		check(false, 2, "unknown: ") // no daemon has ever run
 		d := n.Start("--mode=observe")
 		check(true, 0, "intact: 6 tables")
 		n.Flush()
-		check(true, 1, "lost: ipv4 ") // mangle, or nat where mangle has its canary back already
+		check(true, 1, "lost: ipv4 ") // mangle, or nat if mangle has its canary back already
 		d.Stop()
 		check(false, 1, "lost: ")
 		n.Must(os.WriteFile("/run/state/state.json", []byte("{"), 0o600))
@@ -106,8 +106,8 @@ func TestNodeProblemDetector(t *testing.T) {
 	})
 }
 
-// TestCheckScript: what the script makes of answers that a running canaryd gives
-// seldom, and of what is no canaryd.
+// TestCheckScript tests the script with answers that a running canaryd seldom
+// gives, and with other programs' answers.
 func TestCheckScript(t *testing.T) {
 	t.Parallel()
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -161,7 +161,7 @@ func TestCheckScript(t *testing.T) {
 					w.WriteHeader(http.StatusServiceUnavailable)
 				}
 				if r.URL.Path == "/api/v1/status" {
-					text, err := json.MarshalIndent(c.status, "", "  ") // as canaryd does
+					text, err := json.MarshalIndent(c.status, "", "  ") // in canaryd's format
 					if err != nil {
 						t.Error(err)
 					}
@@ -182,8 +182,8 @@ func TestCheckScript(t *testing.T) {
 	}
 }
 
-// pluginOf reads a custom plugin's configuration, and checks what
-// node-problem-detector would.
+// pluginOf reads a custom plugin's configuration, and makes the same checks as
+// node-problem-detector.
 func pluginOf(t *testing.T, file string) pluginConfig {
 	t.Helper()
 	var config pluginConfig
@@ -198,7 +198,8 @@ func pluginOf(t *testing.T, file string) pluginConfig {
 	if got := duration(t, config.Global.InvokeInterval); got <= duration(t, config.Global.Timeout) {
 		t.Errorf("a check every %s may take longer than that", got)
 	}
-	// node-problem-detector refuses a rule that may take longer than all.
+	// node-problem-detector refuses a rule whose time limit exceeds the global
+	// one.
 	if own, all := duration(t, rule.Timeout), duration(t, config.Global.Timeout); own > all {
 		t.Errorf("the rule may take %s, longer than %s", own, all)
 	}
@@ -244,8 +245,9 @@ type logConfig struct {
 	} `json:"rules"`
 }
 
-// events returns the messages of the events that node-problem-detector makes of
-// the lines of a log: what its translator and its buffer do to them, one by one.
+// events returns the messages of the events that node-problem-detector makes of a
+// log. It passes the lines one by one through the same steps as the translator
+// and the buffer.
 func (c logConfig) events(n *nodetest.Node, lines []string) []string {
 	n.Helper()
 	duration(n.T, c.Lookback)
@@ -274,12 +276,13 @@ func (c logConfig) events(n *nodetest.Node, lines []string) []string {
 	return events
 }
 
-// eventConfigs reads the configurations that make events of canaryd's log and of its flush records.
+// eventConfigs reads the configurations that make events of canaryd's log and of
+// its flush records.
 func eventConfigs(t *testing.T) (journald, file logConfig) {
 	t.Helper()
 	decode(t, "canaryd-flushes.json", &journald)
 	decode(t, "canaryd-daemonset-flushes.json", &file)
-	if journald.Plugin != "journald" || journald.Config["source"] != "canaryd" { // what systemd calls the unit's lines
+	if journald.Plugin != "journald" || journald.Config["source"] != "canaryd" { // systemd's name for the unit's lines
 		t.Errorf("%+v", journald)
 	}
 	if file.Plugin != "filelog" || file.LogPath != "/var/lib/canaryd/journal.jsonl" {
@@ -293,7 +296,7 @@ func wantEvents(n *nodetest.Node, d *nodetest.Process, healed int, words ...stri
 	n.Helper()
 	journald, file := eventConfigs(n.T)
 	text, err := os.ReadFile("/run/state/journal.jsonl")
-	n.Must(err) // it is there before the first flush
+	n.Must(err) // it exists before the first flush
 	for c, lines := range map[*logConfig][]string{&journald: strings.Split(d.Log(), "\n"), &file: strings.Split(string(text), "\n")} {
 		events := c.events(n, lines)
 		if len(events) != healed {
@@ -310,8 +313,8 @@ func wantEvents(n *nodetest.Node, d *nodetest.Process, healed int, words ...stri
 	}
 }
 
-// TestNativeFlushesAreEvents: the event of a flush names the native tables that it took, with those
-// of iptables or alone.
+// TestNativeFlushesAreEvents: the event of a flush names the lost native tables,
+// with or without tables of iptables.
 func TestNativeFlushesAreEvents(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		nstest.NeedProgram(n.T, "nft")
@@ -328,13 +331,13 @@ func TestNativeFlushesAreEvents(t *testing.T) {
 		n.Healed(1)
 		nstest.Command(n.T, "nft", "flush", "table", "ip", "kube-proxy")
 		n.Healed(2)
-		d.Stop() // the journal is written by then
+		d.Stop() // writes the journal
 		wantEvents(n, d, 2, "ip kube-proxy")
 	})
 }
 
-// TestFlushesAreEvents: a flush that was healed is one event of the node, on the
-// node and next to the DaemonSet. One that was not is none, and neither is a drill.
+// TestFlushesAreEvents: a healed flush is one event of the node, on the node and
+// next to the DaemonSet. An unhealed flush is none, and neither is a drill.
 func TestFlushesAreEvents(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Load()
@@ -350,7 +353,7 @@ func TestFlushesAreEvents(t *testing.T) {
 		wantEvents(n, d, 0)
 		n.Must(n.Programs.Flush(n.Context(), rules.IPv4, rules.Nat, ""))
 		n.Healed(2)
-		d.Stop() // the journal is written by then
+		d.Stop() // writes the journal
 		wantEvents(n, d, 1, "ipv4 nat ")
 
 		n.Must(os.Remove("/run/state/journal.jsonl"))

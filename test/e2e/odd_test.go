@@ -27,16 +27,17 @@ func tool(n *nodetest.Node, f rules.Family, args ...string) string {
 	return string(out)
 }
 
-// TestOddRulesOfOthers: rules that iptables prints over several lines, or as options of its own,
-// stand in chains of others, in a table that is not guarded and in protected chains, together with
-// a native rule and ipsets of odd names on nft. They make no table unknown. After a flush
-// everything is back, those that stood in protected chains by their bytes, each in its place.
+// TestOddRulesOfOthers: iptables prints some rules over several lines, or as
+// options of its own. They are in chains of others, in an unguarded table and in
+// protected chains. nft also has a native rule and ipsets of odd names. They make
+// no table unknown. After a flush everything must be back, odd rules in protected
+// chains by their bytes, each in its place.
 func TestOddRulesOfOthers(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) { oddRulesOfOthers(n, true) })
 }
 
-// TestOddRulesAsText: where legacy tables are written as text only, those are in quarantine with
-// the reason, and nothing stands in their place.
+// TestOddRulesAsText: legacy tables are written as text only. Then the odd rules
+// are quarantined with the reason, and no other rule is in their place.
 func TestOddRulesAsText(t *testing.T) {
 	nodetest.On(t, iptables.Legacy, func(n *nodetest.Node) { oddRulesOfOthers(n, false, "--replay=text") })
 }
@@ -66,7 +67,7 @@ func oddRulesOfOthers(n *nodetest.Node, back bool, flags ...string) {
 		}
 	}
 	protected := n.Protected
-	if back { // iptables-save prints the odd rules as others, or as none
+	if back { // iptables-save prints odd rules as others, or not at all
 		protected = func() []string { return asListed(n) }
 		odd, whole = 0, protected()
 	}
@@ -110,16 +111,16 @@ func oddRulesOfOthers(n *nodetest.Node, back bool, flags ...string) {
 	d.Stop()
 }
 
-// asListed returns the protected chains and the jumps into them as nft lists them, without
-// counters: chains by name, and their rules in order. On legacy it returns the lines that iptables
-// prints of them.
+// asListed returns nft's list of the protected chains and the jumps into them,
+// without counters: chains by name, and their rules in order. On legacy it
+// returns the lines of iptables.
 func asListed(n *nodetest.Node) []string {
 	n.Helper()
 	if n.Programs.With == iptables.Legacy {
 		var all []string
 		for _, f := range rules.Families() {
 			for _, table := range protect.Always() {
-				ours := false // whether the rule that begins here, or before, is of the protected ones
+				ours := false // whether the present rule, which may have begun earlier, is protected
 				for line := range strings.Lines(tool(n, f, "-t", string(table), "-S")) {
 					if words := strings.Fields(line); strings.HasPrefix(line, "-") && len(words) > 1 {
 						ours = n.Protects(words[1]) || n.Protects(words[len(words)-1])
@@ -161,8 +162,8 @@ func asListed(n *nodetest.Node) []string {
 // allIntact returns an error unless every table of both families is intact.
 func allIntact(n *nodetest.Node) error { return allIntactBut(n, "", "") }
 
-// allIntactBut returns an error unless every table is intact, also after another look, but for one
-// that has another verdict in both families.
+// allIntactBut returns an error unless every table is intact, also after another
+// look. The table but must have another verdict in both families.
 func allIntactBut(n *nodetest.Node, but rules.TableName, other string) error {
 	for _, status := range []func() scenario.Status{n.Status, n.Looked} {
 		for f, tables := range status().Families {
@@ -180,8 +181,8 @@ func allIntactBut(n *nodetest.Node, but rules.TableName, other string) error {
 	return nil
 }
 
-// TestANativeRuleOfOthers: one native rule in a chain that is not canaryd's concern does not keep
-// the chains of its table from coming back when they are emptied while it stands.
+// TestANativeRuleOfOthers: an unprotected chain has a native rule. canaryd must
+// still restore the emptied chains of that table.
 func TestANativeRuleOfOthers(t *testing.T) {
 	t.Run("directly", func(t *testing.T) { nodetest.On(t, iptables.NFT, func(n *nodetest.Node) { besideANativeRule(n) }) })
 	t.Run("as text", func(t *testing.T) {

@@ -13,8 +13,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// orderRules hold a rule in front of the others of its chain that decides about the loopback. Its
-// ipset is gone after the flush, and canaryd does not know the members.
+// orderRules has chains in which a rule decides about the loopback before the
+// others. Its ipset is missing after the flush, and canaryd does not know the
+// members.
 const orderRules = `*nat
 :KUBE-POSTROUTING - [0:0]
 :KUBE-SERVICES - [0:0]
@@ -35,10 +36,12 @@ COMMIT
 COMMIT
 `
 
-// orderPorts are a port that is always open, one that the rules open, and one that they keep shut.
+// orderPorts are three ports: always open, opened by the rules, and kept shut by
+// them.
 type orderPorts struct{ always, opened, shut bool }
 
-// listen has three ports listen, and returns what asks which of them answer.
+// listen opens three ports, and returns a function that checks which of them
+// answer.
 func listen(n *nodetest.Node) (answers func() orderPorts) {
 	n.Helper()
 	for _, address := range []string{"127.0.0.1:18081", "127.0.0.1:18082", "127.0.0.1:18083"} {
@@ -59,17 +62,17 @@ func listen(n *nodetest.Node) (answers func() orderPorts) {
 	}
 }
 
-// keepOpen writes the rules of others that a flush takes and canaryd does not put back: without
-// them no packet of this test's own is let in.
+// keepOpen writes the rules of others that canaryd does not put back after a
+// flush. Without them the test's own packets would be dropped.
 func keepOpen(n *nodetest.Node) {
 	n.Helper()
 	restoreText(n, "*filter\n-I INPUT -i lo -p tcp -m multiport --ports 9475,18081 -j ACCEPT\nCOMMIT\n")
 }
 
-// TestNoRuleIsWrittenBehindARuleThatCannotBeHad: after a flush that also took an ipset, the
-// MASQUERADE behind a RETURN, and the ACCEPT behind a DROP, wait. So connections over the loopback
-// work as they do with the flush alone, and a port that the rules kept shut stays shut. Once the
-// set is back, so is all else.
+// TestNoRuleIsWrittenBehindARuleThatCannotBeHad: a flush also takes an ipset. The
+// MASQUERADE after a RETURN and the ACCEPT after a DROP must wait. So connections
+// over the loopback work as after the flush alone, and a port that the rules kept
+// shut stays shut. Once the set is back, the rules must be back.
 func TestNoRuleIsWrittenBehindARuleThatCannotBeHad(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		ipset := func(args ...string) {
@@ -89,7 +92,7 @@ func TestNoRuleIsWrittenBehindARuleThatCannotBeHad(t *testing.T) {
 		p := n.Start("--ip-family=ipv4")
 		n.Until("the sets to be read", logs(p, "Some ipsets that protected rules name are not stored"))
 		p.WantLog("Some ipsets that protected rules name are not stored", "stays")
-		n.Want(0, "pause") // so that the set can go before canaryd answers
+		n.Want(0, "pause") // so that the set is deleted before canaryd answers
 		for _, table := range []rules.TableName{rules.Nat, rules.Filter} {
 			tool(n, rules.IPv4, "-t", string(table), "-F")
 		}
@@ -132,7 +135,7 @@ func TestNoRuleIsWrittenBehindARuleThatCannotBeHad(t *testing.T) {
 			n.Errorf("in the end these ports answer: %+v", got)
 		}
 		p.Stop()
-		// This is what would have been.
+		// Without the wait this would have happened.
 		tool(n, rules.IPv4, "-t", "nat", "-D", "KUBE-POSTROUTING", "1")
 		tool(n, rules.IPv4, "-D", "KUBE-FIREWALL", "1")
 		if got := answers(); got.always || !got.shut && got.opened {

@@ -12,9 +12,10 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestRestoreRemovesNothingUnasked: an older generation takes away what came since only with
-// --yes, through the daemon and without one; what it took is in a record, and the newer
-// generation brings it back. A preview of the newer one marks rules that came after the baseline.
+// TestRestoreRemovesNothingUnasked: an older generation may remove newer rules
+// only with --yes, through the daemon and without one. A record must have the
+// removed rules, and the newer generation must restore them. The newer one's
+// preview marks rules that are newer than the baseline.
 func TestRestoreRemovesNothingUnasked(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Load()

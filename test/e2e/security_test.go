@@ -31,10 +31,10 @@ const (
 	controlSocket = "/run/canaryd/canaryd.sock"
 )
 
-// logLine is how each line of canaryd's log begins.
+// logLine matches the beginning of each line of canaryd's log.
 var logLine = regexp.MustCompile(`^[IWE]\d{4} [0-9:.]+ +\d+ [a-z0-9_]+\.go:\d+\] "`)
 
-// listeners returns what this network namespace listens at, by
+// listeners returns the addresses at which this network namespace listens, by
 // /proc/self/net: only canaryd is in it.
 func listeners(n *nodetest.Node) []string {
 	n.Helper()
@@ -62,7 +62,7 @@ func listeners(n *nodetest.Node) []string {
 }
 
 // rows returns the words of each line of a file in /proc/self/net, without its
-// heading; nothing if this kernel has no such protocol.
+// heading. It returns nil if this kernel has no such protocol.
 func rows(n *nodetest.Node, name string) [][]string {
 	n.Helper()
 	text, err := os.ReadFile("/proc/self/net/" + name)
@@ -77,8 +77,8 @@ func rows(n *nodetest.Node, name string) [][]string {
 	return all
 }
 
-// TestListeners: by default nothing of canaryd's can be reached from another
-// machine, and with an empty address nothing over IP at all.
+// TestListeners: by default another machine can reach nothing of canaryd. With an
+// empty address canaryd does not listen on IP at all.
 func TestListeners(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()
@@ -113,11 +113,11 @@ func TestListeners(t *testing.T) {
 	})
 }
 
-// TestStrangersAtTheSocket: another user cannot connect, and if an operator made
-// socket and folder free for all, is still not heard.
+// TestStrangersAtTheSocket: another user cannot connect. If an operator opens
+// socket and folder to all, that user still gets no answer.
 func TestStrangersAtTheSocket(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
-		nstest.NeedRoot(n.T) // a user namespace of ours has one user only
+		nstest.NeedRoot(n.T) // a user namespace of ours has only one user
 		n.Load()
 		d := n.Start()
 		const stranger = 65534
@@ -138,7 +138,7 @@ func TestStrangersAtTheSocket(t *testing.T) {
 	})
 }
 
-// ask sends a request to a Unix socket, on this thread, and wants an answer.
+// ask sends a request to a Unix socket, on this thread, and expects an answer.
 func ask(path string) error {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -148,7 +148,7 @@ func ask(path string) error {
 	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: path}); err != nil {
 		return fmt.Errorf("connecting: %w", err)
 	}
-	// It may be closed already.
+	// The other end may have closed it already.
 	if err := unix.Sendto(fd, []byte("GET /v1/status HTTP/1.0\r\n\r\n"), unix.MSG_NOSIGNAL, nil); err != nil {
 		return fmt.Errorf("asking: %w", err)
 	}
@@ -163,8 +163,9 @@ func ask(path string) error {
 	return nil
 }
 
-// TestForeignHostNames: under a name that is not canaryd's (DNS rebinding) nothing is answered,
-// unless the operator gave it. Each path and name is tried in internal/web.
+// TestForeignHostNames: canaryd answers no request under another name (DNS
+// rebinding), unless the operator allowed it. internal/web tests each path and
+// name.
 func TestForeignHostNames(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Load()
@@ -187,8 +188,9 @@ func TestForeignHostNames(t *testing.T) {
 	})
 }
 
-// TestRequestsAreBounded: a request without end is cut off, and so is a request that is too large,
-// or is none. Many connections at once are tried in test/limits.
+// TestRequestsAreBounded: canaryd cuts off a request without end, a request that
+// is too large, and bytes that are no request. test/limits tests many connections
+// at once.
 func TestRequestsAreBounded(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Load()
@@ -212,7 +214,7 @@ func TestRequestsAreBounded(t *testing.T) {
 				conn, err := net.Dial(network, address)
 				n.Must(err)
 				n.Must(conn.SetDeadline(time.Now().Add(2 * time.Minute)))
-				go func() { _, _ = io.WriteString(conn, request) }() // it is cut off in the middle
+				go func() { _, _ = io.WriteString(conn, request) }() // canaryd cuts it off
 				response, err := http.ReadResponse(bufio.NewReader(conn), nil)
 				conn.Close()
 				// Closing a connection with unread bytes may overtake the answer.
@@ -227,11 +229,11 @@ func TestRequestsAreBounded(t *testing.T) {
 	})
 }
 
-// secret stands in comments of rules and in a flusher's command line.
+// secret is in comments of rules and in a flusher's command line.
 const secret = "S3CRET"
 
-// TestNothingLeaksOverTCP: no path over TCP shows what a rule says or what a
-// flusher's command line holds, before, in and after a flush; the socket does.
+// TestNothingLeaksOverTCP: no path over TCP may show the content of a rule or a
+// flusher's command line, before, in and after a flush. The socket shows them.
 func TestNothingLeaksOverTCP(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()
@@ -289,8 +291,8 @@ func TestNothingLeaksOverTCP(t *testing.T) {
 	})
 }
 
-// TestHostileRules: comments that look like more of a rule, or like more options,
-// come back as they were and mean nothing else.
+// TestHostileRules: comments that imitate other rules or options must come back
+// unchanged and have no other effect.
 func TestHostileRules(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()
@@ -299,7 +301,8 @@ func TestHostileRules(t *testing.T) {
 		} {
 			nstest.Command(n.T, "iptables-"+string(n.Programs.With), "-w", "5", "-A", "KUBE-FORWARD", "-s", "203.0.113.7", "-m", "comment", "--comment", comment, "-j", "DROP")
 		}
-		// A text that commands a terminal is never written. The rule comes back by its bytes.
+		// canaryd never writes a text that commands a terminal. It writes the
+		// rule by its bytes.
 		nstest.Command(n.T, "iptables-"+string(n.Programs.With), "-w", "5", "-A", "KUBE-FORWARD", "-m", "comment", "--comment", "a\x1b[31mb\x07", "-j", "DROP")
 		before := n.Protected()
 		d := n.Start("--v=4")
@@ -314,9 +317,9 @@ func TestHostileRules(t *testing.T) {
 	})
 }
 
-// TestHostileLines: a comment with newlines in it is printed by iptables-save as
-// it is, so that what follows looks like lines of their own. They are never
-// followed: the rule comes back by its bytes, and everything else is guarded.
+// TestHostileLines: iptables-save prints newlines in a comment unchanged, so the
+// rest looks like separate lines. canaryd must not obey them: it writes the rule
+// by its bytes, and guards everything else.
 func TestHostileLines(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()
@@ -351,9 +354,9 @@ func TestHostileLines(t *testing.T) {
 	})
 }
 
-// TestHostileNames: of a chain whose name commands a terminal, nothing that
-// canaryd prints for people holds what it commands. No restore can say such a name
-// on both backends, so that the chain is not protected, and everything else is.
+// TestHostileNames: the name of a chain commands a terminal. canaryd's output for
+// people must not contain the commands. No restore can write such a name on both
+// backends, so the chain is not protected, but everything else is.
 func TestHostileNames(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		const evil = "EVIL\x1b[2J\x1b]0;x\x07"
@@ -382,8 +385,8 @@ func TestHostileNames(t *testing.T) {
 	})
 }
 
-// prints fails unless what canaryd prints for people can be shown on a terminal,
-// and each line of its log is one.
+// prints fails unless canaryd's output for people is safe for a terminal, and
+// each line of its log is one entry.
 func prints(n *nodetest.Node, d *nodetest.Process) {
 	n.Helper()
 	said := map[string]string{"the log": d.Log()}

@@ -12,8 +12,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestSparedTables: on legacy canaryd makes no table in which nothing is protected, and guards a
-// table that another program makes later.
+// TestSparedTables: on legacy canaryd makes no table without protected rules, and
+// guards a table that another program makes later.
 func TestSparedTables(t *testing.T) {
 	nodetest.On(t, iptables.Legacy, func(n *nodetest.Node) {
 		names := func(file string) string { return strings.TrimSpace(nstest.Command(n.T, "cat", "/proc/net/"+file)) }
@@ -44,7 +44,7 @@ func TestSparedTables(t *testing.T) {
 	})
 }
 
-// flushes returns an error unless canaryd has answered so many flushes.
+// flushes returns an error unless canaryd has answered that many flushes.
 func flushes(n *nodetest.Node, want int) error {
 	if got := n.Status().Flushes; len(got) != want || got[0].Outcome != "proved" {
 		return fmt.Errorf("the flush records are %+v, want %d", got, want)

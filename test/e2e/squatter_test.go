@@ -11,8 +11,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
-// TestATakenPort: another process has canaryd's port. It guards all the same and says so, and once
-// the port is free it serves there. Who has the name of its lock is tried in internal/daemon.
+// TestATakenPort: another process has canaryd's port. canaryd must still guard
+// and report this, and serve there once the port is free. internal/daemon tests a
+// process with the name of its lock.
 func TestATakenPort(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Load()

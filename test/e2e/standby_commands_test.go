@@ -17,29 +17,30 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
-// ownersCommands are commands of administrators and of programs that own rules of their own. Some
-// of them fail, as they do on any node.
+// ownersCommands are commands of administrators and of programs with rules of
+// their own. Some of them fail, as they do on any node.
 var ownersCommands = []string{
 	// An administrator looks.
 	"iptables-save", "ip6tables-save", "iptables-save -t nat", "iptables -w -S", "iptables -w -t nat -S", "ip6tables -w -t nat -S",
 	"iptables -w -t nat -n -L", "iptables -w -t nat -n -L KUBE-SERVICES", "iptables -w -t nat -n -L NO-SUCH",
 	"nft list table ip nat", "nft list table ip6 nat", "nft list chain ip nat KUBE-SERVICES", "nft -c flush ruleset",
 	"iptables-save | iptables-restore --test", "iptables-save -t filter | iptables-restore -w 5",
-	// A chain comes and goes.
+	// They add and delete a chain.
 	"iptables -w -t nat -N OFFICE", "iptables -w -t nat -N OFFICE", "iptables -w -t nat -A OFFICE -p tcp --dport 8443 -j REDIRECT --to-ports 443",
 	"iptables -w -t nat -I PREROUTING -j OFFICE", "iptables -w -t nat -X OFFICE", "iptables -w -t nat -C PREROUTING -j OFFICE",
 	"iptables -w -t nat -D PREROUTING -j OFFICE", "iptables -w -t nat -F OFFICE", "iptables -w -t nat -X OFFICE", "iptables -w -t nat -X OFFICE",
-	// A set is used, and destroyed when no rule names it.
+	// They use a set, and destroy it when no rule names it.
 	"ipset create office hash:ip", "iptables -w -t nat -A OUTPUT -m set --match-set office dst -j ACCEPT", "ipset destroy office",
 	"iptables -w -t nat -D OUTPUT -m set --match-set office dst -j ACCEPT", "ipset destroy office",
-	// Docker starts for the first time, and again. It decides by exit codes and the text of errors.
+	// Docker starts for the first time, and again. It decides by exit codes and
+	// error texts.
 	dockerStarts, dockerStarts,
-	// A file is restored in the place of nat, and everything is flushed.
+	// They test a restore over nat, and flush everything.
 	"iptables-save -t nat | grep -v KUBE-SEP | iptables-restore --test", "iptables -w -t nat -X", "nft flush ruleset",
 }
 
-// dockerStarts is what dockerd 20 to 28 runs at its start, in its order: it removes what an earlier
-// run left, and sets up nat and filter.
+// dockerStarts is the commands of dockerd 20 to 28 at its start, in its order.
+// They remove the rules of an earlier run, and set up nat and filter.
 const dockerStarts = `
 for args in \
 	"nat -D PREROUTING -m addrtype --dst-type LOCAL -j DOCKER" \
@@ -61,8 +62,8 @@ do
 	echo "$? iptables --wait -t $args" >&2
 done`
 
-// TestCommandsNextToTheStandby: each command prints and returns what it does on a node whose
-// canaryd has no standby.
+// TestCommandsNextToTheStandby: each command must have the same output and exit
+// code as on a node whose canaryd has no standby.
 func TestCommandsNextToTheStandby(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		nstest.NeedProgram(n.T, "ipset", "nft")
@@ -90,11 +91,12 @@ func TestCommandsNextToTheStandby(t *testing.T) {
 	})
 }
 
-// varying is what differs between two runs of a command: the time, counters, handles and the
-// nonces of canaryd's marks.
+// varying matches the differences between two runs of a command: the time,
+// counters, handles and the nonces of canaryd's marks.
 var varying = regexp.MustCompile(`(?m)^# .*\n|\[\d+:\d+\]|packets \d+ bytes \d+|# handle \d+|canaryd-[a-z]+:[0-9a-f]+`)
 
-// transcript runs a command with the backend's iptables and returns all that its caller sees.
+// transcript runs a command with the backend's iptables and returns its output
+// and result.
 func transcript(n *nodetest.Node, command string) string {
 	n.Helper()
 	var stdout, stderr bytes.Buffer

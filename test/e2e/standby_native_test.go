@@ -18,14 +18,15 @@ import (
 // guardBoth names kube-proxy's native tables.
 const guardBoth = "--protect=kube,nft:ip:kube-proxy,nft:ip6:kube-proxy"
 
-// translated are the families' services, and the pods that they are translated to: addresses of
-// the node's own.
+// translated are a service of each family and its pod. The addresses of the pods
+// belong to the node.
 var translated = []struct{ family, service, pod, kind string }{
 	{"ip", "203.0.113.10", "198.51.100.1", "ipv4_addr"},
 	{"ip6", "2001:db8:1::10", "2001:db8::1", "ipv6_addr"},
 }
 
-// nativeService is a native table with one service, as kube-proxy's nftables mode has it.
+// nativeService is a native table with one service, in the style of kube-proxy's
+// nftables mode.
 const nativeService = `table FAMILY kube-proxy {
 	map service-ips { type KIND . inet_proto . inet_service : verdict; elements = { SERVICE . tcp . 80 : goto service-A } }
 	chain nat-output { type nat hook output priority -100; jump services; }
@@ -37,8 +38,8 @@ const nativeService = `table FAMILY kube-proxy {
 }
 `
 
-// onTranslated is a node whose native tables translate a service of each family. Without them a
-// connection to one gets no answer.
+// onTranslated is a node whose native tables translate a service of each family.
+// Without them a connection to a service gets no answer.
 func onTranslated(t *testing.T, backend iptables.Backend, body func(n *nodetest.Node)) {
 	nodetest.On(t, backend, func(n *nodetest.Node) {
 		nstest.NeedProgram(n.T, "nft", "ip")
@@ -90,7 +91,7 @@ func answers() error {
 	return nil
 }
 
-// standing says which of kube-proxy's tables stand.
+// standing counts kube-proxy's existing tables.
 func standing(n *nodetest.Node) (tables int) {
 	n.Helper()
 	return strings.Count(nstest.Command(n.T, "nft", "list", "tables")+"\n", " kube-proxy\n")
@@ -117,13 +118,13 @@ func wantNativeState(n *nodetest.Node, state string) {
 	})
 }
 
-// copyOf is the standby's table of kube-proxy's.
+// copyOf is the name of the standby's copy of kube-proxy's table.
 const copyOf = standby.TableName + "-kube-proxy"
 
-// TestNativeStandbyTranslates: while native tables are missing, here for the time for which canaryd
-// is asked to wait, new connections of both families are translated; without a standby none is.
-// Nothing is open behind the proof, and the record says what it did. So it is next to
-// iptables-legacy, too.
+// TestNativeStandbyTranslates: native tables are missing while canaryd settles.
+// New connections of both families must be translated; without a standby none is.
+// After the proof no gate may be open, and the record must mention the standby.
+// The same holds next to iptables-legacy.
 func TestNativeStandbyTranslates(t *testing.T) {
 	for _, test := range []struct {
 		flag    string
@@ -150,7 +151,7 @@ func TestNativeStandbyTranslates(t *testing.T) {
 						n.Errorf("%s: connections are translated while the tables are missing: %t", flush, connected)
 					}
 					n.Until("the tables to be back", func() error {
-						if err := nodetest.Ready(); err != nil { // it costs least to ask
+						if err := nodetest.Ready(); err != nil { // the cheapest check
 							return err
 						}
 						if missing() {

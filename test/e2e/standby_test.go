@@ -36,7 +36,8 @@ func wantStandbys(n *nodetest.Node, want string) {
 	})
 }
 
-// gateOf returns how many gates' sets of a family's table have an element: what is open.
+// gateOf returns the number of open gates in a family's table: their sets have an
+// element.
 func gateOf(n *nodetest.Node, family string) (elements int) {
 	n.Helper()
 	for line := range strings.Lines(nstest.Command(n.T, "nft", "list", "table", family, standby.TableName)) {
@@ -61,9 +62,9 @@ func wantStandbyState(n *nodetest.Node, state string) {
 	})
 }
 
-// TestStandbyComesAndGoes: with canaryd's process, however that ends; a flusher cannot take it, and
-// cleanup does. It is open from the flush on, here for the 4 s for which canaryd is asked to wait,
-// and not after the proof.
+// TestStandbyComesAndGoes: the standby lives as long as canaryd's process,
+// however that ends. No flusher can delete it, but cleanup does. It is open from
+// the flush until the proof, here during the 4 s of --settle.
 func TestStandbyComesAndGoes(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Load()
@@ -76,7 +77,7 @@ func TestStandbyComesAndGoes(t *testing.T) {
 		flushed := func() {
 			n.Helper()
 			nstest.Command(n.T, "nft", "flush", "ruleset")
-			// The status is of before the heal, which is one step.
+			// The status precedes the heal, which is one step.
 			n.Until("the gates to be open", func() error {
 				for _, family := range []string{"ip", "ip6"} {
 					if gateOf(n, family) < 2 {
@@ -113,8 +114,9 @@ func TestStandbyComesAndGoes(t *testing.T) {
 	})
 }
 
-// TestStandbyWaitsForMemory: where the control group has no room for the copy there is none, the
-// status says why, instead of the kernel killing canaryd; it comes once there is room.
+// TestStandbyWaitsForMemory: the control group has no room for the copy. Instead
+// of being killed by the kernel, canaryd makes none, and the status has the
+// reason. Once there is room canaryd makes it.
 func TestStandbyWaitsForMemory(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		nstest.NeedRoot(n.T)
@@ -134,7 +136,7 @@ func TestStandbyWaitsForMemory(t *testing.T) {
 		}
 		limit := func(bytes int64) { n.Must(os.WriteFile(filepath.Join(group, file), fmt.Append(nil, bytes), 0o600)) }
 		wantReason("another process")
-		limit(n.MemoryUsed(group) + 10<<20) // of the 15 MiB that it asks for
+		limit(n.MemoryUsed(group) + 10<<20) // less than the 15 MiB that it needs
 		nstest.Command(n.T, "nft", "delete", "table", "ip", standby.TableName)
 		wantReason("no memory for the standby")
 		wantStandbys(n, "")

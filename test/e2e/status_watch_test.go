@@ -17,8 +17,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestStatusWatch: a script reads a line for the loss and one for its end, and later lines from the
-// daemon that takes the place of the first. A terminal is left as it was.
+// TestStatusWatch: a script reads a line for the loss and a line for its end, and
+// later lines from the daemon that replaces the first. A terminal is left in its
+// old state.
 func TestStatusWatch(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Load()
@@ -31,7 +32,7 @@ func TestStatusWatch(t *testing.T) {
 		n.Must(cmd.Start())
 		lines := bufio.NewScanner(out)
 		lines.Buffer(nil, 1<<20)
-		// next reads lines until one is as wanted.
+		// next reads lines until a line is as wanted.
 		next := func(what string, wanted func(scenario.Status) bool) {
 			n.Helper()
 			for lines.Scan() {
@@ -63,7 +64,7 @@ func TestStatusWatch(t *testing.T) {
 	})
 }
 
-// watchOnTerminal ends a watch on a terminal as Ctrl-C does.
+// watchOnTerminal ends a watch on a terminal like Ctrl-C.
 func watchOnTerminal(n *nodetest.Node) {
 	n.Helper()
 	seen, shown := openTerminal(n)

@@ -15,8 +15,8 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 )
 
-// openTerminal returns both ends of a pseudo terminal: what is written to shown
-// can be read from seen.
+// openTerminal returns both ends of a pseudo terminal: seen reads the text that
+// is written to shown.
 func openTerminal(n *nodetest.Node) (seen, shown *os.File) {
 	n.Helper()
 	seen, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
@@ -30,8 +30,8 @@ func openTerminal(n *nodetest.Node) (seen, shown *os.File) {
 	return seen, shown
 }
 
-// onTerminal runs canaryd on a terminal and returns what that shows. If shows is
-// not nil it gets, whenever there is more, all that the terminal shows so far.
+// onTerminal runs canaryd on a terminal and returns the terminal's text. If shows
+// is not nil it gets, whenever there is more, all of the text so far.
 func onTerminal(n *nodetest.Node, env, args []string, shows func(string)) string {
 	n.Helper()
 	seen, shown := openTerminal(n)
@@ -58,7 +58,7 @@ func onTerminal(n *nodetest.Node, env, args []string, shows func(string)) string
 }
 
 // TestTerminal: tables have colours on a terminal, unless the user wants none,
-// and a command that waits says that it does.
+// and a waiting command says that it waits.
 func TestTerminal(t *testing.T) {
 	nodetest.On(t, "legacy", func(n *nodetest.Node) {
 		n.Load()
@@ -83,7 +83,7 @@ func TestTerminal(t *testing.T) {
 		const told = "\r\x1b[Kcanaryd cleanup: "
 		got := onTerminal(n, []string{"TERM=xterm", "NO_COLOR=1"}, append(n.Flags("cleanup"), "--lock-wait=60s"), func(text string) {
 			if fd >= 0 && strings.Count(text, told) > 1 {
-				n.Must(unix.Close(fd)) // which lets the lock go
+				n.Must(unix.Close(fd)) // releases the lock
 				fd = -1
 			}
 		})

@@ -17,13 +17,15 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestTrouble: one line that says what to do, and exit code 2.
+// TestTrouble: in each case canaryd prints one line with the remedy, and exits
+// with 2.
 func TestTrouble(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		name    string
 		backend iptables.Backend
-		// prepare makes the trouble and returns what comes before the command line.
+		// prepare makes the trouble and returns the words before the command
+		// line.
 		prepare func(n *nodetest.Node) []string
 		flags   []string
 		want    []string
@@ -117,8 +119,7 @@ func TestTrouble(t *testing.T) {
 	}
 }
 
-// hidePrograms takes the administrators' programs away from this mount
-// namespace.
+// hidePrograms removes the administrators' programs from this mount namespace.
 func hidePrograms(n *nodetest.Node) []string {
 	env, err := exec.LookPath("env")
 	n.Must(err)
@@ -131,8 +132,8 @@ func hidePrograms(n *nodetest.Node) []string {
 	return []string{env, "PATH=/run/empty"}
 }
 
-// dropNetAdmin returns a command that executes another without the right to
-// read and write tables.
+// dropNetAdmin returns a command that executes another without the right to read
+// and write tables.
 func dropNetAdmin(n *nodetest.Node) []string {
 	n.Load()
 	path, err := exec.LookPath("setpriv")
@@ -140,7 +141,8 @@ func dropNetAdmin(n *nodetest.Node) []string {
 	return []string{path, "--bounding-set=-net_admin", "--inh-caps=-net_admin", "--"}
 }
 
-// TestWithoutIP6Tables: on legacy a family without programs is reported once and left out.
+// TestWithoutIP6Tables: on legacy canaryd reports a family without programs once
+// and leaves it out.
 func TestWithoutIP6Tables(t *testing.T) {
 	nodetest.On(t, iptables.Legacy, func(n *nodetest.Node) {
 		n.Families = []rules.Family{rules.IPv4}
@@ -155,7 +157,7 @@ func TestWithoutIP6Tables(t *testing.T) {
 			n.Must(err)
 			n.Must(os.WriteFile(filepath.Join("/run/some", filepath.Base(path)), text, 0o755))
 		}
-		// The flusher's programs must stay: nothing of canaryd's needs them.
+		// The flusher's programs must stay, although canaryd does not need them.
 		nft, err := exec.LookPath("nft")
 		n.Must(err)
 		text, err := os.ReadFile(nft)

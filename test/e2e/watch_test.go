@@ -16,9 +16,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
-// countExecs puts a script before each program of iptables' that notes that
-// it was executed, and returns how often that was. The tests' own programs are
-// found before them.
+// countExecs puts a script before each program of iptables, which notes its
+// execution. It returns a function that counts the executions. The tests' own
+// programs are found before these scripts.
 func countExecs(n *nodetest.Node) (env string, count func() int) {
 	n.Helper()
 	n.Must(os.Mkdir("/run/counted", 0o755))
@@ -39,9 +39,10 @@ func countExecs(n *nodetest.Node) (env string, count func() int) {
 	}
 }
 
-// TestLegacyCulprit: a flush by iptables-legacy has its culprit, where the kernel says who opens
-// the lock. No other process is ever named. On a machine that is so busy that the flusher ends
-// before canaryd can read it, the record says unknown; so flushes go on until two have culprits.
+// TestLegacyCulprit: if the kernel names the processes that open the lock, a
+// flush by iptables-legacy has its culprit. No other process is ever named. On a
+// busy machine the flusher may end before canaryd can read it, and the record
+// says unknown. So the test flushes until two flushes have culprits.
 func TestLegacyCulprit(t *testing.T) {
 	nodetest.On(t, iptables.Legacy, func(n *nodetest.Node) {
 		nstest.NeedRoot(n.T)
@@ -53,7 +54,7 @@ func TestLegacyCulprit(t *testing.T) {
 			n.Must(flush.Run())
 			flushes++
 			n.Healed(flushes)
-			n.Polled(2) // an earlier holder may have done it for a second
+			n.Polled(2) // for a second it could be an earlier holder
 			got := int(n.Status().Flushes[0].Culprit.PID)
 			switch got {
 			case flush.Process.Pid:
@@ -72,8 +73,8 @@ func TestLegacyCulprit(t *testing.T) {
 	})
 }
 
-// TestFlushesInNumbers: the cost of flushes, and whether the numbers agree. That all comes back ten
-// times in a row is a story of TestScenarios.
+// TestFlushesInNumbers checks the cost of flushes, and whether the numbers agree.
+// TestScenarios restores everything ten times in a row.
 func TestFlushesInNumbers(t *testing.T) {
 	const flushes, execsEach = 3, 20
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
@@ -88,7 +89,8 @@ func TestFlushesInNumbers(t *testing.T) {
 		start := execs()
 		for i := range flushes {
 			n.Flush()
-			// A flush of six commands may have several records: the node is healthy in between.
+			// A flush of six commands may have several records, because the node
+			// is healthy in between.
 			n.Until(fmt.Sprintf("the %d. repair", i+1), func() error {
 				if s := n.Looked(); len(s.Flushes) <= i || !s.Healthy || !slices.Equal(protected, n.Protected()) {
 					return fmt.Errorf("%d flush records, healthy %t, or rules are missing", len(s.Flushes), s.Healthy)
@@ -102,7 +104,7 @@ func TestFlushesInNumbers(t *testing.T) {
 		after, status := n.Metrics(), n.Status()
 		records, tables := 0.0, 0.0
 		for _, r := range status.Flushes {
-			if r.Lost.Rules > 0 { // those of marks alone are kept, and not counted
+			if r.Lost.Rules > 0 { // records of marks alone are kept, but not counted
 				records++
 				tables += float64(max(len(r.Families), len(r.Tables)))
 			}
@@ -127,7 +129,7 @@ func TestFlushesInNumbers(t *testing.T) {
 			n.Errorf("%f hints of source %s for %d flushes: canaryd polls", woken, source, flushes)
 		}
 
-		// At rest nothing is executed: no look wakes another.
+		// At rest canaryd executes nothing: no look causes another.
 		n.Polled(2)
 		rest, hints := execs(), nodetest.Sum(n.Metrics(), "hints_total{", source)
 		n.Polled(3)

@@ -12,7 +12,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// firewalls has chains as ufw, firewalld, OpenStack's Neutron and a person write them.
+// firewalls has chains in the style of ufw, firewalld, OpenStack's Neutron and a
+// person.
 const firewalls = `*filter
 :ufw-user-input - [0:0]
 :IN_public - [0:0]
@@ -29,9 +30,10 @@ const firewalls = `*filter
 COMMIT
 `
 
-// TestAuto: canaryd runs without --protect on a node with kube-proxy, CNI plugins, Docker and
-// flannel next to firewalls of others. iptables -F of everything takes none of the owners' rules
-// for good, and all of the firewalls'. Tailscale appears later. canaryd detect lists the others.
+// TestAuto: canaryd runs without --protect on a node with kube-proxy, CNI
+// plugins, Docker and flannel next to firewalls of others. iptables -F empties
+// everything. All rules of the owners must come back, and no rule of the
+// firewalls. Tailscale appears later. canaryd detect lists the others.
 func TestAuto(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()

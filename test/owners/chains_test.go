@@ -15,9 +15,10 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestAChainThatAPersonFlushes: `iptables -F CHAIN`, one chain after the other. What its owner
-// never leaves empty is back at once; a chain that it flushes before it fills or deletes it, after
-// the grace. A chain that its owner may have emptied stays empty, and status says so.
+// TestAChainThatAPersonFlushes: a person flushes one chain after the other. A
+// chain that its owner never leaves empty is back at once. A chain that its owner
+// flushes before it fills or deletes it is back after the grace. A chain that its
+// owner may have emptied stays empty, and status says so.
 func TestAChainThatAPersonFlushes(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Must(scenario.Load(n.Context(), n.Programs, rules.Families()...))
@@ -68,7 +69,7 @@ func TestAChainThatAPersonFlushes(t *testing.T) {
 
 		for i, accepted := range []struct {
 			table rules.TableName
-			chain string // empty: all of them
+			chain string // empty: all chains
 			want  string
 		}{
 			{rules.Filter, "DOCKER-USER", "accepted as its owner's doing: ipv4 filter DOCKER-USER lost one rule, 0 left"},

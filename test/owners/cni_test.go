@@ -22,7 +22,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// plugins is where Debian's containernetworking-plugins are.
+// plugins is the folder of Debian's containernetworking-plugins.
 const plugins = "/usr/lib/cni"
 
 const (
@@ -34,11 +34,11 @@ const (
 type pod struct {
 	name     string
 	hostPort int
-	result   json.RawMessage // of bridge
+	result   json.RawMessage // the result of bridge
 }
 
-// cni runs a plugin as a container runtime does. The plugins run "iptables": tools
-// is a folder in which that is the backend's.
+// cni runs a plugin as a container runtime does. The plugins execute "iptables",
+// which in the folder tools is the backend's.
 func cni(n *nodetest.Node, tools, command, plugin string, p pod) []byte {
 	n.Helper()
 	config := map[string]any{
@@ -78,7 +78,7 @@ func inside[T any](n *nodetest.Node, space string, do func() (T, error)) (T, err
 	}
 	answers := make(chan answer)
 	go func() {
-		runtime.LockOSThread() // for ever: the thread ends with the goroutine
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
 		fd, err := unix.Open("/run/netns/"+space, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		if err == nil {
 			err = unix.Setns(fd, unix.CLONE_NEWNET)
@@ -105,7 +105,7 @@ func add(n *nodetest.Node, tools, name string, hostPort int) pod {
 	return p
 }
 
-// serve has a network namespace answer its name at its port 80.
+// serve makes a network namespace answer its name at its port 80.
 func serve(n *nodetest.Node, name string) {
 	n.Helper()
 	listener, err := inside(n, name, func() (net.Listener, error) { return net.Listen("tcp4", ":80") })
@@ -117,20 +117,21 @@ func serve(n *nodetest.Node, name string) {
 			if err != nil {
 				return
 			}
-			_, _ = io.WriteString(conn, name) // who hung up finds out
+			_, _ = io.WriteString(conn, name) // the client may have hung up
 			conn.Close()
 		}
 	}()
 }
 
-// remove takes a pod away: the plugins' DEL, in the reverse order of ADD.
+// remove deletes a pod by the plugins' DEL, in the reverse order of ADD.
 func remove(n *nodetest.Node, tools string, p pod) {
 	n.Helper()
 	cni(n, tools, "DEL", "portmap", p)
 	cni(n, tools, "DEL", "bridge", p)
 }
 
-// dial asks the node's port from outside and returns who answers, "" for none.
+// dial connects to the node's port from outside and returns the answering pod's
+// name, "" if none answers.
 func dial(n *nodetest.Node, port int) string {
 	n.Helper()
 	return reach(n, fmt.Sprintf("%s:%d", nodeAddress, port))
@@ -144,7 +145,7 @@ func answers(n *nodetest.Node, when string, port int, want string) {
 	}
 }
 
-// network makes the client and the folder in which "iptables" is the backend's.
+// network makes the client and a folder in which "iptables" is the backend's.
 func network(n *nodetest.Node) (tools string) {
 	n.Helper()
 	for _, args := range []string{
@@ -166,7 +167,7 @@ func network(n *nodetest.Node) (tools string) {
 	return tools
 }
 
-// chainsOf returns the chains that are a pod's alone.
+// chainsOf returns the chains that belong to one pod only.
 func chainsOf(n *nodetest.Node, p pod) []string {
 	n.Helper()
 	set := n.Save()[rules.IPv4][rules.Nat]
@@ -181,9 +182,9 @@ func chainsOf(n *nodetest.Node, p pod) []string {
 	return names
 }
 
-// TestHostPortsOfTheRealPlugins: bridge with ipMasq and portmap write once. Host
-// ports answer again after every flush; one whose pod is removed between flush and
-// replay does not come back.
+// TestHostPortsOfTheRealPlugins: bridge with ipMasq and portmap write their rules
+// once. Host ports must answer again after every flush. If a pod is removed
+// between flush and replay, its port must stay closed.
 func TestHostPortsOfTheRealPlugins(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		nstest.NeedRoot(n.T) // the plugins mount and set sysctls
@@ -233,7 +234,7 @@ func TestHostPortsOfTheRealPlugins(t *testing.T) {
 				n.Errorf("%s of the removed pod is back:\n%s", name, saved)
 			}
 		}
-		// Its port goes to another pod, which must get it.
+		// Another pod gets its port, and must be reachable there.
 		third := add(n, tools, "pod-third", 8081)
 		answers(n, "after the port went to another pod", 8081, third.name)
 		n.Learned()
@@ -243,7 +244,8 @@ func TestHostPortsOfTheRealPlugins(t *testing.T) {
 		answers(n, "at the end", 8081, third.name)
 
 		// A pod that is added during an outage finds the chain of all host ports
-		// empty, and keeps no other pod out of it; one that goes then stays away.
+		// empty, and must not shut other pods out. A pod that is removed then
+		// must stay removed.
 		for i, do := range []func(){func() { flush(n, false) }, func() { flush(n, true) }} {
 			n.Want(0, "pause", "--for=1m")
 			do()

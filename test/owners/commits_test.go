@@ -15,7 +15,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// ownersStories are about the owners of protected rules at their work.
+// ownersStories are about the normal work of owners of protected rules.
 func ownersStories() []story {
 	many := testkit.Size(100, 5000)
 	return []story{
@@ -35,7 +35,7 @@ func ownersStories() []story {
 	}
 }
 
-// services writes the rules of a node with so many IPv4 services.
+// services writes the rules of a node with count IPv4 services.
 func services(n *nodetest.Node, count int) {
 	n.Helper()
 	parts := scenario.Node(rules.IPv4, "v4-medium")
@@ -49,7 +49,7 @@ func services(n *nodetest.Node, count int) {
 }
 
 // descending sorts the declarations of chains, so that iptables-nft-restore takes
-// 2 s for 5,000 services instead of 7 s; what it writes is the same.
+// 2 s for 5,000 services instead of 7 s. The resulting rules are the same.
 func descending(text string) string {
 	var sorted, declared []string
 	flush := func() {
@@ -69,7 +69,7 @@ func descending(text string) string {
 	return strings.Join(sorted, "")
 }
 
-// program returns such as "ip6tables-legacy-restore".
+// program returns a program's name, such as "ip6tables-legacy-restore".
 func program(n *nodetest.Node, family rules.Family, suffix string) string {
 	base := map[rules.Family]string{rules.IPv4: "iptables-", rules.IPv6: "ip6tables-"}[family]
 	return base + string(n.Programs.With) + suffix
@@ -89,11 +89,12 @@ func everything(n *nodetest.Node) []string {
 		func(r rules.Rule) bool { return !canary.IsMark(r) })
 }
 
-// control returns the rules that kube-proxy's cleanup leaves where no canaryd runs, the same for
-// any number of services, and writes the node's rules. A cleanup that takes longer than
-// --jump-grace between two changes is taken for a flush, as docs/guarantees.md says. So a machine
-// that is busy with other tests gets a grace as long as the whole cleanup: 10 ms a service, and
-// more where the rules are slow to write.
+// control returns the rules that kube-proxy's cleanup leaves on a node without
+// canaryd, the same for any number of services. Then it writes the node's rules.
+// If more than --jump-grace passes between two changes, canaryd takes a cleanup
+// for a flush, as docs/guarantees.md says. So on a machine that is busy with
+// other tests the grace lasts as long as the whole cleanup. That is 10 ms a
+// service, and more if writing the rules is slow.
 func control(n *nodetest.Node, s *story, count int) []string {
 	n.Helper()
 	services(n, 100)
@@ -110,7 +111,7 @@ func control(n *nodetest.Node, s *story, count int) []string {
 	return left
 }
 
-// cleanup is kube-proxy's while canaryd watches.
+// cleanup runs kube-proxy's cleanup while canaryd watches.
 func cleanup(n *nodetest.Node, _ *nodetest.Process) {
 	took, gap := kubeProxyCleanup(n)
 	n.Logf("the cleanup took %s; %s at most went by between two changes", took.Round(time.Millisecond), gap.Round(time.Millisecond))
@@ -137,9 +138,9 @@ var jumps = []struct {
 	{rules.Nat, "POSTROUTING", "KUBE-POSTROUTING", false, "kubernetes postrouting rules"},
 }
 
-// kubeProxyCleanup does what kube-proxy --cleanup does, with its commands in its
-// order: jump by jump a -D, then for each table a save, and one restore that
-// flushes and deletes its chains. No command may fail.
+// kubeProxyCleanup executes the commands of kube-proxy --cleanup in their order.
+// It deletes jump by jump with -D. Then each table gets a save, and a restore
+// that flushes and deletes its chains. No command may fail.
 func kubeProxyCleanup(n *nodetest.Node) (took, gap time.Duration) {
 	n.Helper()
 	start := time.Now()
@@ -206,7 +207,7 @@ COMMIT
 	return everything(n)
 }
 
-// rewriteJumps is what Docker does whenever it is started or reloaded.
+// rewriteJumps does the same as Docker at a start or reload.
 func rewriteJumps(n *nodetest.Node, _ *nodetest.Process) {
 	for round := range 20 {
 		for _, family := range rules.Families() {

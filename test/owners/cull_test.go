@@ -25,7 +25,7 @@ func open(n *nodetest.Node) *iptables.Kernel {
 	return kernel
 }
 
-// learned plants marks and returns a job for what stands.
+// learned plants marks and returns a job for the present rules.
 func learned(n *nodetest.Node, replayer reload.Replayer) reload.Job {
 	n.Helper()
 	job := reload.Job{Families: []rules.Family{rules.IPv4}, Generation: rules.Generation{}}
@@ -53,9 +53,10 @@ func take(n *nodetest.Node, job *reload.Job, result reload.Result, want reload.O
 	return fr
 }
 
-// TestBadLinesAreFoundOnTheKernel: rules that the kernel refuses for a reason that
-// canaryd does not look for (here a set, with nothing to look for it) are left out, and 2,000
-// others go in: those that are refused decide nothing.
+// TestBadLinesAreFoundOnTheKernel: the kernel refuses rules for a reason that
+// canaryd does not look for: here a set, with nothing to look for it. They are
+// left out, and 2,000 others are written, because the refused rules decide
+// nothing.
 func TestBadLinesAreFoundOnTheKernel(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		const many = 2000
@@ -108,8 +109,8 @@ func TestBadLinesAreFoundOnTheKernel(t *testing.T) {
 	})
 }
 
-// A slipper is a kernel in whose sessions an owner writes behind one of the
-// restores that ask for no guard: trials are such.
+// A slipper is a kernel in whose sessions an owner writes after one of the
+// restores without a guard, such as trials.
 type slipper struct {
 	reload.Beginner
 	behind int
@@ -134,9 +135,9 @@ func (s slipped) RestoreAnyway(ctx context.Context, payloads ...iptables.Payload
 	return written
 }
 
-// TestAnOwnerWritesBetweenTwoTrials: chains that a flush deleted are written by
-// their owner while the rules that are refused are looked for. Its word stands. On
-// legacy it would wait for the lock.
+// TestAnOwnerWritesBetweenTwoTrials: a flush deleted chains. While canaryd
+// searches for the refused rules, the owner of the chains writes them. Its rules must
+// stay. On legacy it would wait for the lock.
 func TestAnOwnerWritesBetweenTwoTrials(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		const newer = "-s 192.0.2.7/32 -j DROP"
@@ -166,7 +167,7 @@ COMMIT
 		healed, err := replayer.Heal(n.Context(), job)
 		n.Must(err)
 		take(n, &job, healed, reload.Partial)
-		if kernel.behind > 0 || job.Quarantine.Count() != 2 { // the rule, and the one behind it
+		if kernel.behind > 0 || job.Quarantine.Count() != 2 { // the rule, and the rule after it
 			t.Fatalf("the owner wrote: %t; %d rules are quarantined", kernel.behind <= 0, job.Quarantine.Count())
 		}
 		n.Same("protected rules", []string{
@@ -182,8 +183,8 @@ COMMIT
 	})
 }
 
-// TestCleanupTakesLeftoversOfTrials: who is killed in the middle of a trial leaves
-// its chains behind.
+// TestCleanupTakesLeftoversOfTrials: a canaryd that is killed during a trial
+// leaves the trial's chains behind. cleanup deletes them.
 func TestCleanupTakesLeftoversOfTrials(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()

@@ -14,7 +14,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
-// dockerBridge is what Docker 29 writes for a network with one published port, where
+// dockerBridge is the rules of Docker 29 for a network with one published port.
 // --allow-direct-routing leaves its subnet to the chains of the bridge.
 const dockerBridge = `table ip docker-bridges {
 	map filter-forward-in-jumps { type ifname : verdict; elements = { "docker0" : jump filter-forward-in__docker0 }; }
@@ -33,9 +33,9 @@ const dockerBridge = `table ip docker-bridges {
 }
 `
 
-// TestUnpublishedPort: while a map of Docker's is flushed, a client reaches a container's port that
-// is not published, or a published one does not answer. After the replay each is as before, by
-// packets.
+// TestUnpublishedPort: while a map of Docker is flushed, a client reaches an
+// unpublished port of a container, or a published port does not answer. After the
+// replay packets must find both as before.
 func TestUnpublishedPort(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		nstest.NeedProgram(n.T, "ip", "nft")
@@ -76,7 +76,7 @@ func TestUnpublishedPort(t *testing.T) {
 			{"chain ip docker-bridges nat-PREROUTING", "", ""},
 		} {
 			wantPorts(n, "before flush "+flush.part, "", "container")
-			p.Suspend() // the outage lasts for as long as the test needs
+			p.Suspend() // extends the outage for as long as the test needs
 			nstest.Command(n.T, "nft", append([]string{"flush"}, strings.Fields(flush.part)...)...)
 			wantPorts(n, "after flush "+flush.part, flush.unpublished, flush.published)
 			p.Signal(syscall.SIGCONT)
@@ -100,7 +100,7 @@ func wantPorts(n *nodetest.Node, when, unpublished, published string) {
 	}
 }
 
-// reach returns what an address answers to the client, "" if nothing.
+// reach returns an address's answer to the client, "" if none.
 func reach(n *nodetest.Node, address string) string {
 	n.Helper()
 	text, _ := inside(n, "client", func() (string, error) {

@@ -21,37 +21,38 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// As it is shipped: with the race detector, which test/e2e has, reading
-// 60,000 rules takes ten times as long, and commits are farther apart.
+// The tests run canaryd as it is shipped. The race detector, which test/e2e uses,
+// makes a read of 60,000 rules take ten times as long, and commits are farther
+// apart.
 func TestMain(m *testing.M) {
-	// Most tests wait: for graces, and for the commands of a flusher.
+	// Most tests wait for graces and for the commands of a flusher.
 	if err := flag.Set("test.parallel", "5"); err != nil {
 		panic(err)
 	}
 	os.Exit(nodetest.MainWithTurns(m))
 }
 
-// A story is what may happen on a node while canaryd watches.
+// A story is a course of events on a node while canaryd watches.
 type story struct {
 	name     string
 	backends []iptables.Backend // empty: both
 	flags    []string           // of canaryd run
-	protect  []string           // what --protect lists besides the presets
-	busy     bool               // it takes more of a processor than of time
-	same     bool               // make test-large has no larger one, and leaves it to make test
-	// prepare writes the node's rules and returns what must be left of all rules
-	// but canaryd's in the end; nil if that is for the story to say. Without
-	// prepare the rules are those of Node.Load, and all of them must be left. It may
-	// change the story, such as canaryd's flags, by what it measures of the machine.
+	protect  []string           // words of --protect besides the presets
+	busy     bool               // it needs the processor more than time
+	same     bool               // make test-large has no larger one, so only make test runs it
+	// prepare writes the node's rules. It returns the rules that must be left in
+	// the end, without canaryd's; nil if the story checks that. Without prepare
+	// the rules are those of Node.Load, and all must be left. prepare may change
+	// the story, such as canaryd's flags, according to the machine's speed.
 	prepare func(n *nodetest.Node, s *story) (left []string)
 	// happens is the story itself. canaryd is ready when it begins, and must be
-	// again a moment after it.
+	// ready again a moment after it.
 	happens func(n *nodetest.Node, d *nodetest.Process)
 	quiet   time.Duration // how long canaryd polls afterwards, each second; at least moment
 	want    counts
 }
 
-// counts are what canaryd counts: replays by their result, flushed tables, and
+// counts are canaryd's counters: replays by their result, flushed tables, and
 // flush records.
 type counts struct{ Proved, Raced, Partial, Failed, Skipped, Tables, Records int }
 
@@ -61,20 +62,19 @@ const moment = 3 * time.Second
 // polled waits until canaryd has polled for that long, each second.
 func polled(n *nodetest.Node, long time.Duration) {
 	n.Helper()
-	n.Polled(int(long/time.Second) + 1) // the first may come at once
+	n.Polled(int(long/time.Second) + 1) // the first poll may be immediate
 }
 
 var (
-	// jumpGrace is canaryd's --jump-grace, and grace what is learned after it, too.
+	// jumpGrace is canaryd's --jump-grace. After grace canaryd has also learned.
 	jumpGrace = testkit.Size(6*time.Second, 15*time.Second)
 	grace     = jumpGrace + 3*time.Second
 )
 
 var both = []iptables.Backend{iptables.NFT, iptables.Legacy}
 
-// TestNeverAFalseFlush plays all stories at the same time, however few
-// processors there are, because most of them mostly wait. Those that are busy
-// take turns.
+// TestNeverAFalseFlush plays all stories at the same time, however few processors
+// there are, because most stories mostly wait. Busy stories take turns.
 func TestNeverAFalseFlush(t *testing.T) {
 	t.Parallel()
 	var all sync.WaitGroup
@@ -99,7 +99,7 @@ func stories() []story {
 	return slices.DeleteFunc(all, func(s story) bool { return s.same && testkit.IsLarge() })
 }
 
-// tell plays one story and compares what canaryd counted with what it wants.
+// tell plays one story and compares canaryd's counts with the wanted counts.
 func tell(n *nodetest.Node, s story) {
 	if s.prepare == nil {
 		s.prepare = func(n *nodetest.Node, _ *story) []string { n.Load(); return everything(n) }
@@ -138,7 +138,7 @@ func tell(n *nodetest.Node, s story) {
 	d.Stop()
 }
 
-// count returns what canaryd has counted so far.
+// count returns canaryd's present counts.
 func count(n *nodetest.Node) counts {
 	n.Helper()
 	samples := n.Metrics()
@@ -160,14 +160,14 @@ func (c counts) minus(o counts) counts {
 	}
 }
 
-// String returns the numbers as a closing note has them.
+// String returns the numbers in the form of a closing note.
 func (c counts) String() string {
 	return fmt.Sprintf("%d replays (proved %d, raced %d, partial %d, failed %d, skipped %d), %d flushed tables, %d flush records",
 		c.Proved+c.Raced+c.Partial+c.Failed+c.Skipped, c.Proved, c.Raced, c.Partial, c.Failed, c.Skipped, c.Tables, c.Records)
 }
 
-// stale returns in what the generation that canaryd would put back is not what
-// the tables hold.
+// stale returns the differences between the generation that canaryd would put
+// back and the tables.
 func stale(n *nodetest.Node) []string {
 	n.Helper()
 	var lines []string
@@ -194,8 +194,8 @@ func stale(n *nodetest.Node) []string {
 	return lines
 }
 
-// withBuiltins declares the built-in chains, which render leaves alone, as the
-// text that iptables-save prints does.
+// withBuiltins adds the declarations of built-in chains as iptables-save prints
+// them, because render leaves them out.
 func withBuiltins(text string) string {
 	for _, table := range protect.Always() {
 		head := "*" + string(table) + "\n"

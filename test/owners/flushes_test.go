@@ -11,16 +11,15 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// oneFlush is what one flush of all tables of both families counts.
+// oneFlush is the count of one flush of all tables of both families.
 var oneFlush = counts{Proved: 2, Tables: 6, Records: 1}
 
-// flushStories are about flushes that there were, and that are not to be
-// answered twice.
+// flushStories are about real flushes, which canaryd must not answer twice.
 func flushStories() []story {
 	return []story{
 		{
-			// A flush comes in several commands, on a busy machine far apart:
-			// --settle makes one of them.
+			// A flush consists of several commands, on a busy machine far apart:
+			// --settle combines them into one.
 			name: "canaryd's own restore is no second flush", flags: []string{"--settle=2s"},
 			prepare: loadOnly, happens: ownRestore, quiet: testkit.Size(5*time.Second, 10*time.Second), want: oneFlush,
 		},

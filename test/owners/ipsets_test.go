@@ -19,7 +19,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// calicoPolicies writes what Felix renders for so many policies, and their ipsets.
+// calicoPolicies writes Felix' rules for so many policies, and their ipsets.
 func calicoPolicies(n *nodetest.Node, policies int) {
 	n.Helper()
 	for _, f := range n.Families {
@@ -57,10 +57,10 @@ COMMIT
 	}
 }
 
-// TestAFlusherThatDeletesChainsBehindTheReplay: rules are written as text, and a flusher's -X comes
-// between canaryd's read and that write. The refusal says nothing about the rules: none goes to
-// quarantine, and no record ends as partial or failed. CANARYD_FLUSHES says how many flushes there
-// are.
+// TestAFlusherThatDeletesChainsBehindTheReplay: rules are written as text, and a
+// flusher executes -X between canaryd's read and that write. The refusal says
+// nothing about the rules: none is quarantined, and no record ends as partial or
+// failed. CANARYD_FLUSHES sets the number of flushes.
 func TestAFlusherThatDeletesChainsBehindTheReplay(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		nstest.NeedProgram(n.T, "ipset")
@@ -81,14 +81,14 @@ func TestAFlusherThatDeletesChainsBehindTheReplay(t *testing.T) {
 			for _, command := range []string{"-F", "-X"} {
 				for _, f := range n.Families {
 					for _, table := range protect.Always() {
-						// It fails where canaryd has put rules back already.
+						// It fails if canaryd has put rules back already.
 						_ = exec.CommandContext(n.Context(), program(n, f, ""), "-w", "5", "-t", string(table), command).Run()
 					}
 				}
 				testkit.Pass(n.T, time.Duration(i*13%90)*time.Millisecond, "the flusher's pause, so that -X meets another moment of the replay each time")
 			}
 			n.Until("all rules to be back", func() error {
-				if err := nodetest.Ready(); err != nil { // it costs least to ask
+				if err := nodetest.Ready(); err != nil { // the cheapest check
 					return err
 				}
 				if d := len(before) - len(n.Protected()); d != 0 {

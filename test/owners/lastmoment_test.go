@@ -16,7 +16,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestTheLastMomentAtSize: so it is where the notifications of a flush are too many for the socket.
+// TestTheLastMomentAtSize does the same with a flush whose notifications are too
+// many for the socket.
 func TestTheLastMomentAtSize(t *testing.T) {
 	testkit.Large(t, "5,000 services")
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
@@ -48,8 +49,9 @@ func TestTheLastMomentAtSize(t *testing.T) {
 	})
 }
 
-// TestTheLastMomentBeforeAFlush: on nft an owner changes a chain up to 50 times a second, and a CNI
-// plugin opens a host port right before a flush of any kind. The port is open again after it.
+// TestTheLastMomentBeforeAFlush: on nft an owner changes a chain up to 50 times a
+// second. A CNI plugin opens a host port right before a flush of any kind. The
+// port must be open again after it.
 func TestTheLastMomentBeforeAFlush(t *testing.T) {
 	tries := testkit.Size(1, 3)
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
@@ -91,7 +93,7 @@ func TestTheLastMomentBeforeAFlush(t *testing.T) {
 	})
 }
 
-// flushes counts flushes: the status has the last records only.
+// flushes returns the number of flushes: the status has only the last records.
 func flushes(n *nodetest.Node) float64 {
 	n.Helper()
 	return nodetest.Sum(n.Metrics(), "flush_events_total{")
@@ -102,14 +104,15 @@ func hostPort(port int) string {
 	return fmt.Sprintf("*nat\n:%s - [0:0]\n-A %[1]s -p tcp --dport %d -j RETURN\n-A CNI-HOSTPORT-DNAT -p tcp --dport %[2]d -j %[1]s\nCOMMIT\n", chain, port)
 }
 
-// portLines returns the rules of a host port, and those of the chain that leads to it.
+// portLines returns a host port's rules, and the rules of the chain that leads to
+// it.
 func portLines(n *nodetest.Node, port int) []string {
 	n.Helper()
 	chains := []string{"CNI-HOSTPORT-DNAT", fmt.Sprintf("CNI-DN-%d", port)}
 	return n.Lines(func(_ rules.TableName, name string) bool { return slices.Contains(chains, name) }, func(rules.Rule) bool { return false })
 }
 
-// standsOnce reports whether both rules of a host port stand, once each.
+// standsOnce reports whether both rules of a host port exist, once each.
 func standsOnce(n *nodetest.Node, port int) bool {
 	n.Helper()
 	found := 0
@@ -128,7 +131,8 @@ func standsOnce(n *nodetest.Node, port int) bool {
 	return found == 2
 }
 
-// A busyOwner writes the same chain again and again, as kube-proxy writes an endpoint's.
+// A busyOwner writes the same chain again and again, as kube-proxy does with an
+// endpoint's chain.
 type busyOwner struct {
 	mu      sync.Mutex
 	stop    chan struct{}
@@ -159,7 +163,8 @@ func startBusyOwner(n *nodetest.Node) *busyOwner {
 	return b
 }
 
-// meanwhile does something while the owner writes nothing: a chain with a rule cannot be deleted.
+// meanwhile does something while the owner writes nothing: a chain with a rule
+// cannot be deleted.
 func (b *busyOwner) meanwhile(do func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

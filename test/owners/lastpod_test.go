@@ -9,7 +9,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// onePod is what portmap writes for a node's only pod with a host port.
+// onePod is the rules of portmap for a node's only pod with a host port.
 const onePod = `*nat
 :CNI-DN-31c7af326e67a1a733e30 - [0:0]
 :CNI-HOSTPORT-DNAT - [0:0]
@@ -22,8 +22,9 @@ const onePod = `*nat
 COMMIT
 `
 
-// lastPod is portmap's DEL of that pod on a busy machine: canaryd looks after each command.
-// Its first one leaves the mark that all pods share without a jump to it.
+// lastPod is portmap's DEL of that pod on a busy machine: canaryd looks after
+// each command. The first command leaves the mark that all pods share without a
+// jump to it.
 func lastPod() story {
 	return story{
 		name: "portmap's DEL of the last pod, with a look after each command", same: true,

@@ -15,10 +15,12 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
-// netavarkRoot is where hack/netavark.sh unpacked Debian's netavark, and what it needs.
+// netavarkRoot is the folder into which hack/netavark.sh unpacked Debian's
+// netavark and its dependencies.
 const netavarkRoot = "/var/cache/canaryd-test/netavark"
 
-// A podmanNode is a node on which netavark connects containers, as podman has it do.
+// A podmanNode is a node on which netavark connects containers, as it does for
+// podman.
 type podmanNode struct {
 	*nodetest.Node
 	tools string
@@ -32,7 +34,8 @@ func (n podmanNode) unpacked(program, path string) {
 	n.Must(os.WriteFile(filepath.Join(n.tools, program), []byte(text), 0o755))
 }
 
-// netavark runs it for a container of the network podman. It executes nft of the same release.
+// netavark runs netavark for a container of the network podman. It executes nft
+// of the same release.
 func (n podmanNode) netavark(command, name string, address, port int) {
 	n.Helper()
 	type object = map[string]any
@@ -68,7 +71,7 @@ func (n podmanNode) listed() string {
 	return nstest.Command(n.T, "nft", "-s", "list", "table", "inet", "netavark")
 }
 
-// proved waits until the node is healthy, with so many records.
+// proved waits until the node is healthy, with that many records.
 func (n podmanNode) proved(records int) {
 	n.Helper()
 	n.Until("netavark's table", func() error {
@@ -85,10 +88,11 @@ func (n podmanNode) proved(records int) {
 	})
 }
 
-// TestNetavark: the real netavark writes its rules once for each container. After each flush its
-// table is as it was, and published ports answer. What it removes stays removed, and it finds in a
-// table that canaryd has put back what it looks for: its own commands all succeed, and leave what
-// they leave without a flush.
+// TestNetavark: the real netavark writes its rules once for each container. After
+// each flush its table must be as before, and published ports must answer. Rules
+// that netavark removes must stay removed. All commands of netavark must succeed
+// in a table that canaryd has put back, and have the same result as without a
+// flush.
 func TestNetavark(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(node *nodetest.Node) {
 		nstest.NeedRoot(node.T) // netavark makes interfaces and sets sysctls
@@ -123,7 +127,7 @@ func TestNetavark(t *testing.T) {
 		if strings.Contains(left, "8080") {
 			n.Fatalf("netavark left rules of a container in a table that was put back:\n%s", left)
 		}
-		nstest.Command(n.T, "nft", "flush", "ruleset") // at once: what was removed stays so
+		nstest.Command(n.T, "nft", "flush", "ruleset") // at once: removed rules must stay removed
 		n.proved(len(flushes) + 1)
 		if got := n.listed(); got != left {
 			n.Errorf("after a container was removed the table is\n%s\nwant\n%s", got, left)

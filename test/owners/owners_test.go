@@ -1,9 +1,10 @@
-// Package owners tries the built canaryd on nodes whose owners of rules are at work: CNI
-// plugins, kube-proxy, Docker and others. What they wrote once comes back after a flush.
+// Package owners tries the built canaryd on nodes with working owners of rules:
+// CNI plugins, kube-proxy, Docker and others. Rules that they wrote once must
+// come back after a flush.
 //
-// What looks like a flush and is none has a story each (TestNeverAFalseFlush), on the real kernel,
-// and the test counts what canaryd did about it. A false flush is one replay too many: it
-// brings back rules that their owner has let go of.
+// Events that only look like a flush have a story each (TestNeverAFalseFlush), on
+// the real kernel. The test counts canaryd's reactions. A false flush is a
+// superfluous replay: it brings back rules that their owner has given up.
 package owners
 
 import (
@@ -27,7 +28,7 @@ func selectorOf(n *nodetest.Node, words ...string) protect.Selector {
 	return selector
 }
 
-// protects makes the node's canaryd protect that.
+// protects makes the node's canaryd protect the words of list.
 func protects(n *nodetest.Node, list ...string) (flag string) {
 	n.Helper()
 	s, err := protect.NewSelector(list)
@@ -36,7 +37,7 @@ func protects(n *nodetest.Node, list ...string) (flag string) {
 	return "--protect=" + strings.Join(list, ",")
 }
 
-// flush does iptables -F, and with chains -X too, in every table.
+// flush executes iptables -F, and with chains also -X, in every table.
 func flush(n *nodetest.Node, chains bool) {
 	n.Helper()
 	n.Flush()
@@ -45,14 +46,14 @@ func flush(n *nodetest.Node, chains bool) {
 	}
 	for _, f := range n.Families {
 		for _, t := range protect.Always() {
-			_ = n.Programs.DeleteChains(n.Context(), f, t) // refused where canaryd was faster
+			_ = n.Programs.DeleteChains(n.Context(), f, t) // refused if canaryd was faster
 		}
 	}
 }
 
-// TestOwners: what Docker, podman, libvirt and tailscaled wrote comes back from
-// the kernel too, rules in built-in chains at their places; a network that Docker
-// deletes does not.
+// TestOwners: the rules of Docker, podman, libvirt and tailscaled must be back
+// after a flush, in built-in chains at their places. A network that Docker
+// deletes must stay deleted.
 func TestOwners(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		list := append([]string{"kube", "cni"}, scenario.Owners()...)
@@ -126,8 +127,9 @@ COMMIT
 COMMIT
 `
 
-// TestSets: a flusher takes rules and ipsets. Both come back, members and all; a
-// rule whose set cannot is named, and the DROP behind it waits for it.
+// TestSets: a flusher deletes rules and ipsets. canaryd must restore both,
+// including the members. It names a rule whose set cannot be made, and the DROP
+// behind it waits for that rule.
 func TestSets(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Families = []rules.Family{rules.IPv4}
@@ -152,7 +154,7 @@ func TestSets(t *testing.T) {
 			if err == nil && !strings.Contains(string(text), "10.96.0.1,tcp:443") {
 				err = errors.New(string(text))
 			}
-			if err == nil && !strings.Contains(p.Log(), "nobody-keeps") { // it is logged behind the file
+			if err == nil && !strings.Contains(p.Log(), "nobody-keeps") { // it is logged after the file
 				err = errors.New("the log names no set that is not kept")
 			}
 			return err
@@ -160,11 +162,11 @@ func TestSets(t *testing.T) {
 		p.WantLog("Some ipsets that protected rules name are not stored", "nobody-keeps")
 		n.Must(n.Programs.Flush(n.Context(), rules.IPv4, rules.Nat, ""))
 		n.Must(n.Programs.Flush(n.Context(), rules.IPv4, rules.Filter, ""))
-		// In between canaryd may have put a rule back that names it.
+		// Meanwhile canaryd may have put back a rule that names the set.
 		_ = exec.CommandContext(n.Context(), "ipset", "destroy", "KUBE-CLUSTER-IP").Run()
 		n.Healed(1)
-		// A set that goes between canaryd's look and its restore costs the rule one round in
-		// quarantine.
+		// If a set is deleted between canaryd's look and its restore, its rule
+		// spends one round in quarantine.
 		n.Until("every rule to be back", func() error {
 			if after := n.Protected(); len(after) != len(before) {
 				return errors.New(strings.Join(after, "\n"))
@@ -173,7 +175,7 @@ func TestSets(t *testing.T) {
 		})
 		n.Same("after a flush", before, n.Protected())
 
-		p.Stop() // so that sets can be destroyed before it looks
+		p.Stop() // so that sets can be destroyed before the next look
 		for _, table := range []rules.TableName{rules.Nat, rules.Filter} {
 			n.Must(n.Programs.Flush(n.Context(), rules.IPv4, table, ""))
 		}

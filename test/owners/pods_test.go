@@ -16,10 +16,11 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// results is where libcni keeps its files in a node of these tests.
+// results is the folder of libcni's files on a node of these tests.
 const results = "/run/cni-results"
 
-// keep writes what libcni keeps behind an ADD: see internal/cniresults/testdata.
+// keep writes the file that libcni keeps after an ADD: see
+// internal/cniresults/testdata.
 func keep(n *nodetest.Node, p pod) {
 	n.Helper()
 	text, err := json.Marshal(map[string]any{
@@ -35,7 +36,8 @@ func keep(n *nodetest.Node, p pod) {
 
 func keptAt(p pod) string { return filepath.Join(results, "cbr0-"+p.name+"-eth0") }
 
-// tryDel runs a plugin's DEL, which may fail, as where a chain of its own is missing.
+// tryDel runs a plugin's DEL, which may fail, for example because a chain of its
+// own is missing.
 func tryDel(n *nodetest.Node, tools, plugin string, p pod) error {
 	n.Helper()
 	cmd := exec.CommandContext(n.Context(), filepath.Join(plugins, plugin))
@@ -60,10 +62,10 @@ func tryDel(n *nodetest.Node, tools, plugin string, p pod) error {
 	return nil
 }
 
-// TestPodsOfTheRealPluginsThatAreGone: a flush takes chains too, so that a pod's DEL finds
-// nothing. Where its file is gone before the replay, its host port does not come back.
-// Where the runtime repeats a DEL that failed, and the file goes behind the replay, what
-// the second DEL leaves is taken away.
+// TestPodsOfTheRealPluginsThatAreGone: a flush deletes chains too, so a pod's DEL
+// finds nothing. If the pod's file is deleted before the replay, its host port
+// must stay closed. If the runtime repeats a failed DEL and deletes the file
+// after the replay, canaryd removes the rules that the second DEL leaves.
 func TestPodsOfTheRealPluginsThatAreGone(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		nstest.NeedRoot(n.T)
@@ -130,9 +132,9 @@ func TestPodsOfTheRealPluginsThatAreGone(t *testing.T) {
 	})
 }
 
-// TestRulesOfPodsThatAnAgentDeletes: another agent deletes rules of host ports by name, some with
-// their chains, and pauses. Those of pods that live come back, and answer; the real plugins' DEL
-// stays done.
+// TestRulesOfPodsThatAnAgentDeletes: another agent deletes rules of host ports by
+// name, some with their chains, and pauses. The rules of living pods must come
+// back, and their ports answer. The DEL of the real plugins stays in effect.
 func TestRulesOfPodsThatAnAgentDeletes(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		nstest.NeedRoot(n.T)
@@ -160,7 +162,7 @@ func TestRulesOfPodsThatAnAgentDeletes(t *testing.T) {
 						testkit.Pass(n.T, pause, "the agent's pause between two commands")
 					}
 				}
-				if chain != "" && pause > 0 && (i+j)%2 == 0 { // else a process that is not known has 3 minutes
+				if chain != "" && pause > 0 && (i+j)%2 == 0 { // otherwise an unknown process has 3 minutes
 					run(n, rules.IPv4, rules.Nat, "-F", chain)
 					testkit.Pass(n.T, pause/5, "the agent's pause between two commands")
 					_ = exec.CommandContext(n.Context(), program(n, rules.IPv4, ""), "-w", "5", "-t", "nat", "-X", chain).Run() // it may be back

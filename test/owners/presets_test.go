@@ -21,9 +21,10 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestPresetsNameWhatIptablesPrints: the kernel and iptables take the rules of each owner, and the
-// owner's preset names all of them as they are read back. They survive -F and -X, and a file that
-// was saved before the owners came, also one of nft's. All of a file's own rules stay.
+// TestPresetsNameWhatIptablesPrints: the kernel and iptables accept the rules of
+// each owner. The owner's preset must name all of them as they are read back.
+// They survive -F and -X, and a file that was saved before the owners wrote, even
+// a file of nft. All of a file's own rules stay.
 func TestPresetsNameWhatIptablesPrints(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		nstest.NeedProgram(n.T, "ipset")
@@ -79,7 +80,7 @@ func TestPresetsNameWhatIptablesPrints(t *testing.T) {
 		n.Start("--ip-family=ipv4", flag)
 		testkit.Pass(n.T, time.Second, "that marks of a new generation are renewed")
 		for _, table := range []rules.TableName{rules.Mangle, rules.Nat, rules.Filter} {
-			run(n, rules.IPv4, table, "-X", "WEAVE-CANARY") // a flush takes it along
+			run(n, rules.IPv4, table, "-X", "WEAVE-CANARY") // a flush deletes it, too
 		}
 		back := func(when string, records, files int) {
 			n.Helper()
@@ -104,7 +105,7 @@ func TestPresetsNameWhatIptablesPrints(t *testing.T) {
 	})
 }
 
-// listedOnly has a rule that a file of nft's has, and the node has not.
+// listedOnly has a rule that is in a file of nft but not on the node.
 const listedOnly = `
 table ip filter {
 	chain INPUT { type filter hook input priority filter; policy accept; ip saddr 198.51.100.78 counter accept comment "COMMENT"; }
@@ -129,8 +130,9 @@ func makeSets(n *nodetest.Node, text string) {
 	}
 }
 
-// TestCiliumStarts: the agent's start renames its chains, makes new ones, and deletes the old ones.
-// Nothing of that is a flush; a flush afterwards brings back the new ones only.
+// TestCiliumStarts: the agent's start renames its chains, makes new ones, and
+// deletes the old ones. This must not count as a flush. A flush afterwards brings
+// back only the new chains.
 func TestCiliumStarts(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Families = []rules.Family{rules.IPv4}
@@ -166,7 +168,8 @@ func TestCiliumStarts(t *testing.T) {
 	})
 }
 
-// nativeOwners are tables of owners that have them besides their rules of iptables, or instead.
+// nativeOwners are native tables of owners that have them besides their rules of
+// iptables, or instead.
 const nativeOwners = `
 table inet lxd {
 	chain pstrt.lxdbr0 { type nat hook postrouting priority srcnat; ip saddr 10.18.40.0/24 ip daddr != 10.18.40.0/24 oifname != "lxdbr0" masquerade; }
@@ -207,9 +210,10 @@ table inet ovn-kubernetes {
 }
 `
 
-// TestNativeTablesOfOwners: the words lxd, incus, networkd, crowdsec, aws-node, flannel and
-// ovn-kubernetes name the native tables of these owners too. They come back after a flush of the
-// ruleset, and next to a file that was saved before them and flushes.
+// TestNativeTablesOfOwners: the words lxd, incus, networkd, crowdsec, aws-node,
+// flannel and ovn-kubernetes also name the native tables of these owners. The
+// tables must come back after a flush of the ruleset, and after a load of an
+// earlier file that flushes.
 func TestNativeTablesOfOwners(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		const admin = "table inet admin {\n\tchain c {\n\t\ttype filter hook input priority filter; policy accept;\n\t\ttcp dport 22 accept\n\t}\n}\n"
@@ -261,8 +265,9 @@ func TestNativeTablesOfOwners(t *testing.T) {
 	})
 }
 
-// TestTailscaleWithNftables: in nftables mode tailscaled makes iptables' own tables with its
-// chains. The preset names these chains, whichever program made them.
+// TestTailscaleWithNftables: in nftables mode tailscaled makes iptables' own
+// tables with its chains. The preset names these chains, whichever program made
+// them.
 func TestTailscaleWithNftables(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		file := n.TempDir() + "/tailscale.nft"

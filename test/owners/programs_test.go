@@ -16,10 +16,11 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestNoProgramRuns: on nft canaryd captures the rules of kube-proxy and of CNI plugins, follows an
-// owner that commits 100 times a second, answers each kind of flush, and starts again after a
-// flush. It executes iptables for its version only, which status shows. A program would cost some
-// milliseconds, and more on a starved node. So canaryd works where no iptables is installed.
+// TestNoProgramRuns: on nft canaryd captures the rules of kube-proxy and of CNI
+// plugins, and follows an owner that commits 100 times a second. It answers each
+// kind of flush, and starts again after a flush. It executes iptables only for
+// its version, which status shows. A program would cost some milliseconds, and
+// more on a starved node. So canaryd also works without iptables.
 func TestNoProgramRuns(t *testing.T) {
 	for _, tt := range []struct {
 		name      string
@@ -38,7 +39,7 @@ func TestNoProgramRuns(t *testing.T) {
 				// With -D strace is a child, and canaryd the process that the test started.
 				n.Under = []string{"strace", "-D", "-f", "-qq", "--seccomp-bpf", "-A", "-o", "/run/executed", "-e", "trace=execve,execveat"}
 				n.Load()
-				if !tt.installed { // a rule that only iptables can spell comes back all the same
+				if !tt.installed { // only iptables can spell this rule, but it comes back, too
 					n.Must(n.Programs.RestoreNoflush(n.Context(), rules.IPv4, "*filter\n-A KUBE-FORWARD -m string --string \"canary\" --algo bm -j RETURN\nCOMMIT\n"))
 				}
 				d := n.Start()
@@ -99,7 +100,7 @@ func wantExecuted(n *nodetest.Node, programs ...string) {
 	}
 }
 
-// hideIptables leaves iptables to the test and takes it from canaryd.
+// hideIptables hides iptables from canaryd, but not from the test.
 func hideIptables(n *nodetest.Node) {
 	n.Helper()
 	const tools = "/run/tools"

@@ -17,14 +17,14 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A shell executes the lines that it is sent.
+// A shell executes the lines that it receives.
 type shell struct {
 	*nodetest.Node
 	stdin  io.Writer
 	stdout *bufio.Reader
 }
 
-// startShell starts a shell that reads from a person, or a script that reads from its job.
+// startShell starts a person's shell, or a script that reads commands.
 func startShell(n *nodetest.Node, person bool) shell {
 	n.Helper()
 	words := []string{"bash"}
@@ -42,12 +42,12 @@ func startShell(n *nodetest.Node, person bool) shell {
 	n.Must(cmd.Start())
 	n.Cleanup(func() {
 		stdin.Close()
-		_ = cmd.Wait() // it is killed when the test ends before
+		_ = cmd.Wait() // it is killed if the test ends first
 	})
 	return shell{n, stdin, bufio.NewReader(stdout)}
 }
 
-// do has the shell execute a line, and returns when that is done.
+// do executes a line in the shell, and waits for its end.
 func (s shell) do(line string) {
 	s.Helper()
 	_, err := fmt.Fprintf(s.stdin, "%s || echo failed; echo\n", line)
@@ -59,7 +59,7 @@ func (s shell) do(line string) {
 	}
 }
 
-// canaries returns how many lines canaryd's canaries have.
+// canaries returns the number of lines of canaryd's canaries.
 func (s shell) canaries() (lines int) {
 	s.Helper()
 	for _, line := range s.Marks() {
@@ -70,11 +70,12 @@ func (s shell) canaries() (lines int) {
 	return lines
 }
 
-// healed waits until canaries and protected rules stand, and canaryd has nothing to do.
+// healed waits until canaries and protected rules exist, and canaryd has nothing
+// to do.
 func (s shell) healed(canaries int, protected []string) {
 	s.Helper()
 	s.Until("marks and rules to be back", func() error {
-		if err := nodetest.Ready(); err != nil { // it costs least to ask
+		if err := nodetest.Ready(); err != nil { // the cheapest check
 			return err
 		}
 		if d := cmp.Diff(protected, s.Protected()); d != "" {
@@ -87,13 +88,14 @@ func (s shell) healed(canaries int, protected []string) {
 	})
 }
 
-// TestACleanupIsObeyed: in one shell, tables are flushed and a mark is deleted by name. Then an
-// owner deletes its rules by name, by a process that this shell starts, or the person at the shell
-// deletes them. That is a decision: no later flush brings any of these rules back.
+// TestACleanupIsObeyed: a shell flushes tables and deletes a mark by name. Then
+// an owner that this shell starts deletes its rules by name, or the person at the
+// shell deletes them. That is a decision: no later flush may bring any of these
+// rules back.
 func TestACleanupIsObeyed(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
-		person bool   // at the shell, else a script
+		person bool   // at the shell, otherwise a script
 		owner  string // the name of the program that cleans up; empty: the shell itself
 		first  []string
 	}{
@@ -102,7 +104,7 @@ func TestACleanupIsObeyed(t *testing.T) {
 		{"a flush of a chain with a mark alone", false, "cleanup", []string{"-t filter -F INPUT"}},
 		{"a mark by name, in a script, and another one", false, "cleanup", []string{"mark"}},
 		{"all by hand", true, "", []string{"-t mangle -F", "mark"}},
-		// These are make test-large's alone.
+		// Only make test-large has the following cases.
 		{"in a script", false, "cleanup", []string{"-t mangle -F"}},
 		{"a flush of a table with rules", false, "kube-proxy", []string{"-t filter -F", "-t nat -F"}},
 		{"a mark by name", true, "kube-proxy", []string{"mark"}},
@@ -122,7 +124,7 @@ func TestACleanupIsObeyed(t *testing.T) {
 					before, canaries := n.Protected(), sh.canaries()
 					for _, words := range tt.first {
 						line := program + "-w 20 " + words
-						if words == "mark" { // which may be renewed between the two commands
+						if words == "mark" { // the mark may be renewed between the two commands
 							line = `until ` + program + `-w 20 -t nat $(` + program + `-w 20 -t nat -S PREROUTING | sed -n '/canaryd-witness/{s/^-A/-D/;s/"//g;p}'); do :; done`
 						}
 						sh.do(line)
@@ -158,8 +160,8 @@ func TestACleanupIsObeyed(t *testing.T) {
 	}
 }
 
-// cleanupOf returns the commands by which kube-proxy --cleanup removes its rules: its jumps one by
-// one, and the chains of each table in one file.
+// cleanupOf returns the commands by which kube-proxy --cleanup removes its rules:
+// its jumps one by one, and the chains of each table in one file.
 func cleanupOf(n *nodetest.Node, program string) (commands []string) {
 	n.Helper()
 	var files []string

@@ -25,11 +25,11 @@ import (
 // A deletion is one command of a purge.
 type deletion struct {
 	words []string // of the program
-	mark  bool     // it deletes a mark of canaryd's
+	mark  bool     // it deletes one of canaryd's marks
 }
 
-// deletions returns what a purge deletes, rule by rule, as Puppet's firewall module does with what
-// it does not manage.
+// deletions returns the commands of a purge, rule by rule. Puppet's firewall
+// module purges unmanaged rules like this.
 func deletions(n *nodetest.Node) []deletion {
 	n.Helper()
 	var list []deletion
@@ -62,7 +62,7 @@ func marksOf(n *nodetest.Node) (list []string) {
 	return list
 }
 
-// script writes a shell script that executes commands one by one, that far apart.
+// script writes a shell script that executes commands one by one, with pauses.
 func script(n *nodetest.Node, path string, pause time.Duration, list []deletion) *exec.Cmd {
 	n.Helper()
 	var text strings.Builder
@@ -79,7 +79,8 @@ func script(n *nodetest.Node, path string, pause time.Duration, list []deletion)
 	return exec.CommandContext(n.Context(), "bash", path)
 }
 
-// marksAt returns the list with the marks at that place of it: 0 is the beginning, 1 the end.
+// marksAt returns the list with the marks at that place: 0 is the beginning, 1
+// the end.
 func marksAt(list []deletion, place float64) []deletion {
 	var marks, others []deletion
 	for _, d := range list {
@@ -92,8 +93,9 @@ func marksAt(list []deletion, place float64) []deletion {
 	return slices.Insert(others, int(place*float64(len(others))), marks...)
 }
 
-// TestAPurgeIsNoDecision: a configuration manager deletes every rule that it does not manage, one
-// by one, our marks among them. All protected rules come back, whatever its pace and its order.
+// TestAPurgeIsNoDecision: a configuration manager deletes every rule that it does
+// not manage, one by one, including our marks. All protected rules must come
+// back, for any pace and order.
 func TestAPurgeIsNoDecision(t *testing.T) {
 	type purges struct {
 		pause  time.Duration
@@ -103,7 +105,7 @@ func TestAPurgeIsNoDecision(t *testing.T) {
 		{0, []string{"random", "marks between"}},
 		{10 * time.Millisecond, []string{"marks last"}},
 		{300 * time.Millisecond, []string{"marks first"}},
-	}, []purges{ // none of those
+	}, []purges{ // none of these
 		{0, []string{"forward", "backward", "marks first", "marks last"}},
 		{10 * time.Millisecond, []string{"random"}},
 		{100 * time.Millisecond, []string{"backward", "marks last"}},
@@ -119,7 +121,8 @@ func TestAPurgeIsNoDecision(t *testing.T) {
 	}
 }
 
-// purgedNode is what a node of a few services has: kube-proxy's rules and a pod's host port.
+// purgedNode is the rules of a node with a few services: kube-proxy's and a pod's
+// host port.
 const purgedNode = `*nat
 :KUBE-SERVICES - [0:0]
 :KUBE-POSTROUTING - [0:0]
@@ -176,9 +179,10 @@ COMMIT
 COMMIT
 `
 
-// purgeTries is how often a purge without pauses may be obeyed on legacy before that counts as a
-// failure. It is known by its processes only there, and of 384 such purges on a loaded machine 2
-// had some that ended before canaryd read them: docs/guarantees.md.
+// purgeTries is how often canaryd may obey a purge without pauses on legacy
+// before the test fails. Only there canaryd recognises it by its processes. On a
+// loaded machine 2 of 384 such purges had processes that ended before canaryd
+// read them: docs/guarantees.md.
 const purgeTries = 3
 
 func purge(n *nodetest.Node, pause time.Duration, order string) {
@@ -201,8 +205,9 @@ func purge(n *nodetest.Node, pause time.Duration, order string) {
 	}
 }
 
-// obeyed reports whether canaryd, at rest, took some of a purge's deletions for their owner's
-// decision: its generation is the rules of the node, which are fewer than before.
+// obeyed reports whether canaryd, at rest, took some of a purge's deletions for
+// their owner's decision. Then its generation equals the node's rules, and there
+// are fewer than before.
 func obeyed(n *nodetest.Node, before, after []string) bool {
 	if len(after) >= len(before) {
 		return false
@@ -235,11 +240,11 @@ func purgeOnce(n *nodetest.Node, pause time.Duration, order string, before []str
 	case "marks last":
 		list = marksAt(list, 1)
 	}
-	_ = script(n, "/run/purge.sh", pause, list).Run() // what canaryd put back may be written otherwise
+	_ = script(n, "/run/purge.sh", pause, list).Run() // rules that are back may have other words
 	doubted := false
 	n.Until("the protected rules to be back", func() error {
-		// By the control socket: MASQUERADE without the rules before it drops packets that go
-		// over loopback.
+		// The test reads the status by the control socket: MASQUERADE without the
+		// rules before it drops packets over loopback.
 		if s := n.Status(); !s.Healthy {
 			return errors.New("canaryd says that the node is not healthy")
 		}
@@ -263,8 +268,9 @@ func purgeOnce(n *nodetest.Node, pause time.Duration, order string, before []str
 			want++
 		}
 	}
-	// What is deleted between the read and the proof of a replay is put back by the next one, which
-	// counts nothing twice. And on a busy machine the processes are gone before they can be read.
+	// If rules are deleted between the read and the proof of a replay, the next
+	// replay puts them back and counts nothing twice. On a busy machine the
+	// processes may be gone before they can be read.
 	lost, records := 0, n.Status().Flushes
 	for _, r := range records {
 		lost += r.Lost.Rules
@@ -280,11 +286,12 @@ func purgeOnce(n *nodetest.Node, pause time.Duration, order string, before []str
 	return true
 }
 
-// TestKubernetesDeletesItsRules: Kubernetes' own test "should recreate its iptables rules if they
-// are deleted" deletes each jump to a chain of KUBE's, then empties and deletes each of these
-// chains, canaryd's canary among them. There is no kube-proxy here that would write them again. A
-// canaryd that puts rules back between two commands may meet the flush of nat's KUBE-NODEPORTS
-// alone. It accepts that as kube-proxy's doing (docs/presets.md), and says so.
+// TestKubernetesDeletesItsRules follows Kubernetes' own test "should recreate its
+// iptables rules if they are deleted". That test deletes each jump to a chain of
+// KUBE's, then empties and deletes each of these chains, including canaryd's
+// canary. No kube-proxy is here to write them again. A canaryd that puts rules
+// back between two commands may meet the flush of nat's KUBE-NODEPORTS alone. It
+// accepts that as kube-proxy's doing (docs/presets.md), and reports it.
 func TestKubernetesDeletesItsRules(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Families = []rules.Family{rules.IPv4}
@@ -312,7 +319,7 @@ func TestKubernetesDeletesItsRules(t *testing.T) {
 				}
 			}
 		}
-		_ = script(n, "/run/e2e.sh", 0, slices.Concat(jumps, empty, remove)).Run() // canaryd writes some in between
+		_ = script(n, "/run/e2e.sh", 0, slices.Concat(jumps, empty, remove)).Run() // canaryd writes some meanwhile
 		emptied := slices.DeleteFunc(slices.Clone(before), func(line string) bool { return strings.HasPrefix(line, "ipv4 nat KUBE-NODEPORTS ") })
 		n.Until("the protected rules to be back", func() error {
 			after := n.Protected()
@@ -333,8 +340,9 @@ func TestKubernetesDeletesItsRules(t *testing.T) {
 	})
 }
 
-// restoreByAnother loads a file by a process that is no kin of this one, as kube-proxy's is none of
-// a purge's: it waits until its parent has ended.
+// restoreByAnother loads a file by a process that is not related to this one, as
+// kube-proxy is not related to a purge. The process waits until its parent has
+// ended.
 func restoreByAnother(n *nodetest.Node, text string) {
 	n.Helper()
 	const path = "/run/owner.rules"
@@ -343,8 +351,9 @@ func restoreByAnother(n *nodetest.Node, text string) {
 		"-restore -w 20 --noflush "+path+") >/dev/null 2>&1 &").Run())
 }
 
-// TestAPurgeAndOwners: what another process removes right before a purge, and right after it, stays
-// removed: kube-proxy a service. On legacy that holds if canaryd could read the process in time.
+// TestAPurgeAndOwners: another process removes rules right before and right after
+// a purge: kube-proxy a service. They must stay removed. On legacy that holds if
+// canaryd could read the process in time.
 func TestAPurgeAndOwners(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Families = []rules.Family{rules.IPv4}

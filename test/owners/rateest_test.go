@@ -11,9 +11,10 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestEstimators: the match rateest needs an estimator, which exists while a rule with the target
-// RATEEST does. The replay may write the match first. Everything comes back, and the record ends as
-// proved, wherever the two rules are.
+// TestEstimators: the match rateest needs an estimator, which exists while a rule
+// with the target RATEEST does. The replay may write the match first. All rules
+// must be restored, and the record must end as proved, wherever the two rules
+// are.
 func TestEstimators(t *testing.T) {
 	const (
 		target = "-A EST-Z -j RATEEST --rateest-name links --rateest-interval 250ms --rateest-ewmalog 1s\n"

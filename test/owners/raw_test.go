@@ -18,8 +18,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// cacheRules has node-cache insert its rules for an address, as cmd/node-cache of kubernetes/dns
-// does, or delete each of them. It inserts them by one command: no story looks in between.
+// cacheRules makes node-cache insert its rules for an address, as cmd/node-cache
+// of kubernetes/dns does, or delete each of them. One command inserts all,
+// because no story looks in between.
 func cacheRules(n *nodetest.Node, family rules.Family, verb, address string) {
 	n.Helper()
 	inserted := map[string]string{}
@@ -49,7 +50,8 @@ func cacheRules(n *nodetest.Node, family rules.Family, verb, address string) {
 	}
 }
 
-// rawOwners writes the rules of Calico, Cilium and Docker in raw, and a stranger's rule.
+// rawOwners writes the rules of Calico, Cilium and Docker in raw, and a
+// stranger's rule.
 func rawOwners(n *nodetest.Node, family rules.Family, container string) {
 	n.Helper()
 	n.Must(n.Programs.RestoreNoflush(n.Context(), family, `*raw
@@ -101,8 +103,8 @@ func rulesOf(n *nodetest.Node, family rules.Family, table rules.TableName) []str
 	return lines
 }
 
-// guarded returns the rules of a table that canaryd puts back: of raw all but the stranger's rule,
-// of filter those of NodeLocal DNSCache.
+// guarded returns the rules of a table that canaryd puts back. In raw these are
+// all but the stranger's rule, in filter the rules of NodeLocal DNSCache.
 func guarded(n *nodetest.Node, family rules.Family, table rules.TableName) []string {
 	n.Helper()
 	return slices.DeleteFunc(rulesOf(n, family, table), func(l string) bool {
@@ -110,8 +112,9 @@ func guarded(n *nodetest.Node, family rules.Family, table rules.TableName) []str
 	})
 }
 
-// TestRawComesBack: a node with kube-proxy, Calico's, Cilium's and Docker's rules in raw, and those
-// of NodeLocal DNSCache. After each kind of flush all come back in their order, once each.
+// TestRawComesBack: a node has kube-proxy, and rules of Calico, Cilium, Docker
+// and NodeLocal DNSCache in raw. After each kind of flush all must be back in
+// their order, once each.
 func TestRawComesBack(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Must(scenario.Load(n.Context(), n.Programs, rules.Families()...))
@@ -142,7 +145,7 @@ func TestRawComesBack(t *testing.T) {
 			{name: "iptables -t raw -F", do: func(f rules.Family) { run(n, f, rules.Raw, "-F") }},
 			{name: "iptables -t raw -F, -X", do: func(f rules.Family) {
 				n.Must(n.Programs.Flush(n.Context(), f, rules.Raw, ""))
-				_ = n.Programs.DeleteChains(n.Context(), f, rules.Raw) // refused where canaryd was faster
+				_ = n.Programs.DeleteChains(n.Context(), f, rules.Raw) // refused if canaryd was faster
 			}},
 			{name: "iptables -t raw -F OUTPUT", do: func(f rules.Family) { run(n, f, rules.Raw, "-F", "OUTPUT") }},
 			{name: "iptables-restore of an empty raw", do: func(f rules.Family) {
@@ -197,7 +200,7 @@ func TestRawComesBack(t *testing.T) {
 	})
 }
 
-// madeTables returns the tables of both backends that exist.
+// madeTables returns the existing tables of both backends.
 func madeTables(n *nodetest.Node) string {
 	n.Helper()
 	var all []string
@@ -210,8 +213,9 @@ func madeTables(n *nodetest.Node) string {
 	return strings.Join(append(all, nstest.Command(n.T, "nft", "list", "tables")), "\n")
 }
 
-// TestNoRawIsMade: a node without rules in raw and security gets neither table, whatever canaryd
-// does there. Where an owner leaves raw, canaryd's marks leave it too.
+// TestNoRawIsMade: a node without rules in raw and security gets neither table,
+// whatever canaryd does there. If an owner leaves raw, canaryd's marks leave it
+// too.
 func TestNoRawIsMade(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Must(scenario.Load(n.Context(), n.Programs, rules.Families()...))

@@ -33,9 +33,10 @@ var (
 	microk8s = "iptables -t filter -A FORWARD -s 10.1.0.0/16 -m comment --comment 'generated, for MicroK8s pods' -j ACCEPT"
 )
 
-// TestRulesOfBuiltInChainsThatAWordNames: rules that wg-quick, kube2iam and MicroK8s write come
-// back after a flush of each kind, once and in their places among rules of others. wg-quick's
-// PostDown is obeyed, and after its PostUp each rule is there once.
+// TestRulesOfBuiltInChainsThatAWordNames: wg-quick, kube2iam and MicroK8s write
+// rules. After a flush of each kind they must be back, once and in their places
+// among rules of others. wg-quick's PostDown is obeyed, and after its PostUp each
+// rule exists once.
 func TestRulesOfBuiltInChainsThatAWordNames(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Families = []rules.Family{rules.IPv4}

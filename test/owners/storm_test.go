@@ -21,15 +21,16 @@ import (
 )
 
 // storm replaces one endpoint again and again, both of its rules in one commit,
-// 100 times a second, or as fast as the machine does it: on legacy every commit exchanges all of
-// the table's rules. An idle machine exchanges 13,000 rules 60 times a second (Linux 6.18). What
-// makes it a storm is not its rate: commits come before canaryd knows the ones before, which it
-// learns of all the same while they go on coming.
+// 100 times a second, or as fast as the machine can. On legacy every commit
+// exchanges all of the table's rules. An idle machine exchanges 13,000 rules 60
+// times a second (Linux 6.18). The rate alone does not make a storm. In a storm
+// commits arrive before canaryd knows the earlier ones, and canaryd must still
+// learn from them.
 func storm(n *nodetest.Node, _ *nodetest.Process) {
 	const each = 10 * time.Millisecond
 	commits := testkit.Size(100, 500)
-	// On legacy commits also wait in a pipe, so that only the second number says
-	// something there.
+	// On legacy commits also wait in a pipe, so only the second number is
+	// meaningful there.
 	overtaken, learned := commits/2, 2
 	chain, old := endpoint(n)
 	address := netip.MustParseAddr(regexp.MustCompile(`-s ([0-9.]+)`).FindStringSubmatch(old[0].Spec)[1])
@@ -82,8 +83,8 @@ func endpoint(n *nodetest.Node) (string, []rules.Rule) {
 	return "", nil
 }
 
-// restoreOwner commits through an iptables-restore that runs all the time:
-// starting one takes longer than 10 ms.
+// restoreOwner commits through an iptables-restore that runs all the time,
+// because starting one takes longer than 10 ms.
 func restoreOwner(n *nodetest.Node, chain string, old []rules.Rule, address netip.Addr) (commit func(netip.Addr), finish func()) {
 	n.Helper()
 	r := &restorer{n: n}
@@ -98,20 +99,21 @@ func restoreOwner(n *nodetest.Node, chain string, old []rules.Rule, address neti
 	return commit, r.finish
 }
 
-// A restorer is the iptables-restore of an owner that waits for the lock as long as kube-proxy
-// does, and like it tries again what it did not get the lock for. canaryd holds the lock while it
-// reads what is new: for 0.4 s here, and for 4 s next to 20 busy processes on two cores.
+// A restorer is the iptables-restore of an owner. Like kube-proxy's it waits for
+// the lock, and tries again if it did not get the lock. canaryd holds the lock
+// while it reads new rules: for 0.4 s here, and for 4 s next to 20 busy processes
+// on two cores.
 type restorer struct {
 	n        *nodetest.Node
 	cmd      *exec.Cmd
 	input    io.WriteCloser
 	said     *bytes.Buffer
-	last     string // what was to be committed last
+	last     string // the last commit to make
 	attempts int
 }
 
 func (r *restorer) start() {
-	const most = 5 // the first of which is enough on most machines
+	const most = 5 // one attempt suffices on most machines
 	if r.attempts++; r.attempts > most {
 		r.n.Fatalf("the owner's restore ended %d times: %s", most, r.said)
 	}
@@ -130,9 +132,10 @@ func (r *restorer) write(text string) {
 	}
 }
 
-// again starts another one for what was to be committed last, if the one before ended for want of
-// the lock. It may also have ended in silence: the alarm that ends its waiting goes off even if it
-// got the lock, and if it waits for input then, it takes that for the end (iptables-legacy 1.8.9).
+// again starts another restore for the last commit, if the previous restore ended
+// without the lock. It may also have ended in silence. The alarm that ends its
+// waiting fires even if it got the lock. If it waits for input then, it takes the
+// alarm for the end (iptables-legacy 1.8.9).
 func (r *restorer) again(ended error) {
 	const noResource = 4 // RESOURCE_PROBLEM of xtables
 	locked := r.cmd.ProcessState.ExitCode() == noResource && strings.Contains(r.said.String(), "xtables lock")
@@ -154,7 +157,7 @@ func (r *restorer) finish() {
 }
 
 // netlinkOwner commits to nf_tables itself: it reads the chain's rules and
-// replaces them by the same ones with another address.
+// replaces them by the same rules with another address.
 func netlinkOwner(n *nodetest.Node, chain string, old []rules.Rule, address netip.Addr) (commit func(netip.Addr), finish func()) {
 	n.Helper()
 	const nft = unix.NFNL_SUBSYS_NFTABLES << 8
@@ -196,7 +199,8 @@ func netlinkOwner(n *nodetest.Node, chain string, old []rules.Rule, address neti
 			}
 			n.Must(d.Err())
 			if protocol := protocols[regexp.MustCompile(`-p (\w+)`).FindString(old[i].Spec)]; protocol != 0 {
-				// The kernel does not tell it, and asks for it: matches check it.
+				// The kernel does not report the protocol, but requires it,
+				// because matches check it.
 				e.Nested(unix.NFTA_RULE_COMPAT, func(e *netlink.AttributeEncoder) error {
 					e.ByteOrder = binary.BigEndian
 					e.Uint32(unix.NFTA_RULE_COMPAT_PROTO, protocol)

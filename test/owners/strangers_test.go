@@ -16,7 +16,7 @@ import (
 )
 
 // strangersStories are about programs that protect nothing and flush nothing
-// that is protected.
+// protected.
 func strangersStories() []story {
 	return []story{
 		{
@@ -28,8 +28,8 @@ func strangersStories() []story {
 	}
 }
 
-// nativeRules adds rules of nft's own to chains of every table, first, last and
-// in the middle, which iptables-nft can neither print nor edit, and removes them.
+// nativeRules adds rules of nft to chains of every table, first, last and in the
+// middle, and removes them. iptables-nft can neither print nor edit them.
 func nativeRules(n *nodetest.Node, _ *nodetest.Process) {
 	handle := regexp.MustCompile(`native-canaryd-test.* # handle (\d+)`)
 	for _, family := range []string{"ip", "ip6"} {
@@ -77,7 +77,7 @@ func readers(n *nodetest.Node, _ *nodetest.Process) {
 	all.Wait()
 }
 
-// foreignTables deletes and flushes tables that hold nothing that is protected.
+// foreignTables deletes and flushes tables without protected rules.
 func foreignTables(n *nodetest.Node, _ *nodetest.Process) {
 	for range 5 {
 		for _, family := range rules.Families() {
@@ -90,7 +90,7 @@ func foreignTables(n *nodetest.Node, _ *nodetest.Process) {
 				run(n, family, table, "-X")
 			}
 		}
-		// Also where the backend is legacy: then nft has these tables alone.
+		// This also runs on the backend legacy: then nft has only these tables.
 		nstest.CommandInput(n.T, strings.ReplaceAll(`
 			add table FAMILY canaryd-test
 			add chain FAMILY canaryd-test filter { type filter hook forward priority 0 ; }
@@ -104,7 +104,7 @@ func foreignTables(n *nodetest.Node, _ *nodetest.Process) {
 			nstest.Command(n.T, "nft", "delete", "table", "ip6", "security")
 		}
 	}
-	for _, family := range rules.Families() { // as they were found
+	for _, family := range rules.Families() { // leaves the tables as they were
 		for _, table := range []rules.TableName{rules.Raw, rules.Security} {
 			run(n, family, table, "-F")
 		}

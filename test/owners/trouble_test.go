@@ -23,7 +23,7 @@ var (
 	suspended = testkit.Size(6*time.Second, 30*time.Second)
 )
 
-// troubleStories are about what goes wrong around canaryd.
+// troubleStories are about failures around canaryd.
 func troubleStories() []story {
 	return []story{
 		{
@@ -38,7 +38,8 @@ func troubleStories() []story {
 
 func loadOnly(n *nodetest.Node, _ *story) []string { n.Load(); return nil }
 
-// heldLock has another process keep the lock while the marks wait to be renewed.
+// heldLock makes another process keep the lock while the marks wait to be
+// renewed.
 func heldLock(n *nodetest.Node, _ *nodetest.Process) {
 	newEndpoint(n, 1)
 	holder := n.HoldLock(lockHeld)
@@ -62,7 +63,7 @@ func heldLock(n *nodetest.Node, _ *nodetest.Process) {
 	})
 }
 
-// newEndpoint has kube-proxy write a service with its nth endpoint.
+// newEndpoint makes kube-proxy write a service with its nth endpoint.
 func newEndpoint(n *nodetest.Node, nth int) {
 	n.Helper()
 	n.Must(n.Programs.RestoreNoflush(n.Context(), rules.IPv4, fmt.Sprintf(`*nat
@@ -75,7 +76,7 @@ COMMIT
 `, nth)))
 }
 
-// noEndpoint has kube-proxy remove that service.
+// noEndpoint makes kube-proxy remove that service.
 func noEndpoint(n *nodetest.Node) {
 	n.Helper()
 	n.Must(n.Programs.RestoreNoflush(n.Context(), rules.IPv4, `*nat
@@ -89,7 +90,7 @@ COMMIT
 
 const own = "/run/programs" // a folder with programs for canaryd alone
 
-// programs are those that canaryd executes.
+// programs are the programs that canaryd executes.
 func programs(n *nodetest.Node) []string {
 	var all []string
 	for _, family := range rules.Families() {
@@ -116,9 +117,9 @@ func upgradable(n *nodetest.Node, _ *story) []string {
 	return nil
 }
 
-// upgrade removes the programs while an owner works, and a while later renames
-// those of another version into their place: it says so, warns of something, and
-// saves comments in other quotes.
+// upgrade removes the programs while an owner works. Later it renames another
+// version's programs into their place. That version says so, warns of something,
+// and saves comments in other quotes.
 func upgrade(n *nodetest.Node, _ *nodetest.Process) {
 	for _, name := range programs(n) {
 		n.Must(os.Rename(filepath.Join(own, name), filepath.Join(own, "old-"+name)))
@@ -156,10 +157,10 @@ func starved(n *nodetest.Node, s *story) []string {
 	return nil
 }
 
-// killing stands in for a program of iptables' that the kernel's killer may choose:
-// of five saves one dies in mid-sentence and one gets no memory; of four
-// restores one dies before its first deed, and one after its last, together with
-// the save that would have shown what it did.
+// killing stands in for a program of iptables that the kernel's killer may
+// choose. Of five saves one dies in mid-sentence and one gets no memory. Of four
+// restores one dies before its first action. Another dies after its last,
+// together with the save that would have shown its result.
 const killing = `#!/bin/sh
 cd /run/programs
 [ -e plenty ] && exec real/NAME "$@"
@@ -174,8 +175,8 @@ case KIND in save) rm blind 2>/dev/null && kill -KILL $$ ;; esac
 exec real/NAME "$@"
 `
 
-// starve has owners work while memory is short: canaryd collects garbage all the
-// time, and many of the programs that it executes do not live to their end.
+// starve makes owners work while memory is short. canaryd collects garbage all
+// the time, and many of the programs that it executes die early.
 func starve(n *nodetest.Node, _ *nodetest.Process) {
 	n.Must(os.Mkdir(filepath.Join(own, "real"), 0o755))
 	for _, name := range programs(n) {
@@ -199,14 +200,14 @@ func starve(n *nodetest.Node, _ *nodetest.Process) {
 	n.Must(os.WriteFile(filepath.Join(own, "plenty"), nil, 0o600))
 	for _, kind := range []string{"save", "restore"} {
 		executed, err := os.ReadFile(filepath.Join(own, "turns-"+kind))
-		if err != nil && !errors.Is(err, fs.ErrNotExist) { // none at all: it does without them
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // none: canaryd does without them
 			n.Error(err)
 		}
 		n.Logf("canaryd executed %d times a %s while memory was short", len(executed), kind)
 	}
 }
 
-// suspendBesideOwner stops canaryd while services change, come and go.
+// suspendBesideOwner stops canaryd while services change.
 func suspendBesideOwner(n *nodetest.Node, d *nodetest.Process) {
 	newEndpoint(n, 1)
 	d.Suspend()

@@ -11,8 +11,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// neverMatches are matches that accept nothing, and of which iptables 1.8.9 prints, on one backend
-// at least, what it prints of a rule that accepts.
+// neverMatches are matches that accept nothing. On at least one backend iptables
+// 1.8.9 prints a rule with such a match like a rule that accepts.
 var neverMatches = []string{
 	"! -i +", "! -o +",
 	"-p tcp -m tcp ! --sport :", "-p tcp -m tcp ! --dport 0:65535",
@@ -20,9 +20,9 @@ var neverMatches = []string{
 	"! -f -p tcp -m tcp ! --dport :",
 }
 
-// TestARuleThatAcceptsNothingComesBackAsOne: a rule that accepts nothing stands before one that
-// drops. Whatever text iptables prints of it, the replay must not make an accepting rule of it, and
-// a later flush must not either.
+// TestARuleThatAcceptsNothingComesBackAsOne: a rule that accepts nothing precedes
+// a rule that drops. iptables may print any text for it. Neither the replay nor a
+// later flush may make an accepting rule of it.
 func TestARuleThatAcceptsNothingComesBackAsOne(t *testing.T) {
 	for _, flags := range [][]string{{}, {"--replay=text"}} {
 		t.Run(fmt.Sprint(flags), func(t *testing.T) {
@@ -51,7 +51,7 @@ func TestARuleThatAcceptsNothingComesBackAsOne(t *testing.T) {
 						n.Logf("%q is not taken here: %v", match, err)
 						continue
 					}
-					if open() { // iptables-nft writes no condition for some of them
+					if open() { // for some of them iptables-nft writes no condition
 						n.Logf("%q accepts here", match)
 						continue
 					}

@@ -24,18 +24,19 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if err := flag.Set("test.parallel", "4"); err != nil { // they wait: for packets that do not come
+	if err := flag.Set("test.parallel", "4"); err != nil { // they wait for packets that never arrive
 		panic(err)
 	}
 	os.Exit(nodetest.Main(m))
 }
 
 const (
-	// answersIn is for an answer that must come, silentFor for one that must not.
+	// answersIn limits the wait for a required answer. silentFor is the wait for
+	// a forbidden one.
 	answersIn = 15 * time.Second
 	silentFor = 400 * time.Millisecond
 	again     = 100 * time.Millisecond // between two questions of one client
-	// lonely is the service that has one pod.
+	// lonely is the service that has only one pod.
 	lonely = 3
 )
 
@@ -60,7 +61,7 @@ func inCluster(t *testing.T, body func(l *lab)) {
 	})
 }
 
-// putBack is the rules' owner, if there were one.
+// putBack writes the rules again, as their owner would.
 func (l *lab) putBack() {
 	l.Helper()
 	text, err := l.Rules()
@@ -68,7 +69,7 @@ func (l *lab) putBack() {
 	l.Must(l.Programs.RestoreNoflush(l.Context(), rules.IPv4, text))
 }
 
-// dial opens a socket of the client's that keeps its port.
+// dial opens a socket of the client that keeps its port.
 func (l *lab) dial(network string, to netip.AddrPort) net.Conn {
 	l.Helper()
 	var c net.Conn
@@ -81,7 +82,7 @@ func (l *lab) dial(network string, to netip.AddrPort) net.Conn {
 	return c
 }
 
-// answer asks over UDP until a pod answers, and returns which.
+// answer sends questions over UDP until a pod answers, and returns the pod.
 func (l *lab) answer(what string, c net.Conn) (pod string) {
 	l.Helper()
 	testkit.Until(l, "an answer, "+what, func() (err error) {
@@ -91,11 +92,11 @@ func (l *lab) answer(what string, c net.Conn) (pod string) {
 	return pod
 }
 
-// ask asks over UDP once, and returns what answers.
+// ask sends one question over UDP, and returns the answer.
 func (l *lab) ask(c net.Conn) (string, error) {
 	l.Helper()
 	answer := make([]byte, 100)
-	_, _ = c.Write([]byte("?")) // a port without a listener refuses the next one
+	_, _ = c.Write([]byte("?")) // if no listener has the port, the next write fails
 	l.Must(c.SetReadDeadline(time.Now().Add(again)))
 	n, err := c.Read(answer)
 	return string(answer[:n]), err
@@ -178,9 +179,9 @@ func (l *lab) flushNat() {
 	l.Must(l.Programs.Flush(l.Context(), rules.IPv4, rules.Nat, ""))
 }
 
-// TestWithoutCanarydAFlowOfTheOutageStaysDeaf is why there is something to do:
-// the rules are back, by their owner, and a client that kept its port is not
-// heard, while a new one is.
+// TestWithoutCanarydAFlowOfTheOutageStaysDeaf shows why canaryd must act. The
+// owner has put the rules back. A client that kept its port still gets no answer,
+// but a new client does.
 func TestWithoutCanarydAFlowOfTheOutageStaysDeaf(t *testing.T) {
 	inCluster(t, func(l *lab) {
 		l.flushNat()
@@ -198,9 +199,9 @@ func TestWithoutCanarydAFlowOfTheOutageStaysDeaf(t *testing.T) {
 	})
 }
 
-// TestFlowsThroughAFlush: after the replay the clients of the outage are heard
-// from the ports that they kept; whatever was established goes on, during the
-// outage too; and a flow to another address is left as it was.
+// TestFlowsThroughAFlush: after the replay the clients of the outage must get
+// answers at the ports that they kept. Established connections must continue,
+// also during the outage. A flow to another address must stay unchanged.
 func TestFlowsThroughAFlush(t *testing.T) {
 	inCluster(t, func(l *lab) {
 		d := l.Start()
@@ -210,7 +211,7 @@ func TestFlowsThroughAFlush(t *testing.T) {
 		stranger := l.dial("udp4", cluster.Stranger)
 		l.wantSilence("the stranger", stranger)
 
-		d.Suspend() // the outage lasts for as long as the test needs
+		d.Suspend() // extends the outage for as long as the test needs
 		l.flushNat()
 		dns, port := l.dial("udp4", cluster.DNS()), l.dial("udp4", cluster.HostPort(1))
 		other := l.dial("udp4", netip.AddrPortFrom(cluster.Service(2).Addr(), 54)) // no port of the service

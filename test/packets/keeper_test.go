@@ -19,8 +19,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A takedown is a way to take rules away, and whether established connections end by it
-// where there is no keeper.
+// A takedown is a way to remove rules. ends names the backends on which it ends
+// established connections without a keeper.
 type takedown struct {
 	name string
 	do   func(l *lab)
@@ -62,21 +62,23 @@ func takedowns() []takedown {
 const (
 	// outage is how long rules are missing: many pings.
 	outage = 300 * time.Millisecond
-	// afterwards is how long connections go on pinging once the rules are back.
+	// afterwards is how long connections are tested after the rules are back.
 	afterwards = 500 * time.Millisecond
 	each       = 5 // connections of each kind
 )
 
-// story runs one story of several on a node that goes on, with connections of its own.
+// story runs one of several stories on the same node, with connections of its
+// own.
 func (l *lab) story(name string, body func(l *lab)) {
 	l.Run(name, func(t *testing.T) {
 		body(&lab{&nodetest.Node{T: t, Programs: l.Programs, Families: l.Families, Protects: l.Protects}, l.Cluster})
 	})
 }
 
-// TestWhatAFlushEnds takes rules away for 0.3 s with nothing but a Keeper, and without. With one
-// no established connection ends, on either backend; without one the test shows which flushes
-// end them: those that take the last nat base chain or the last rule that uses conntrack.
+// TestWhatAFlushEnds removes rules for 0.3 s, with a Keeper alone and without
+// one. With a Keeper no established connection ends, on either backend. Without
+// one the test shows which flushes end them: the removal of the last nat base
+// chain or of the last rule that uses conntrack.
 func TestWhatAFlushEnds(t *testing.T) {
 	for name, kept := range map[string]bool{"without a keeper": false, "with a keeper": true} {
 		t.Run(name, func(t *testing.T) {
@@ -124,8 +126,9 @@ func (l *lab) wantEnds(p *pingers, want bool) {
 	}
 }
 
-// TestEstablishedConnectionsLive: canaryd heals, and no connection of any kind notices, however
-// late the heal comes. With --keeper=off connections are reset by the same flush.
+// TestEstablishedConnectionsLive: canaryd heals, and no connection of any kind
+// may end, however late the heal is. With --keeper=off the same flush resets
+// connections.
 func TestEstablishedConnectionsLive(t *testing.T) {
 	for _, keeper := range []string{"auto", "off"} {
 		t.Run("keeper "+keeper, func(t *testing.T) {
@@ -161,9 +164,10 @@ func TestEstablishedConnectionsLive(t *testing.T) {
 	}
 }
 
-// TestConnectionsThroughManyFlushes: canaryd as it runs, with nothing stopped, and flushes at
-// once after each repair. A takedown of several commands makes several records, the last ones
-// late; so the rules themselves say when the next one can take them.
+// TestConnectionsThroughManyFlushes: canaryd runs without interruption, and a
+// flush follows each repair at once. A takedown of several commands makes several
+// records, the last of them late. So the rules themselves show when the next
+// takedown can remove them.
 func TestConnectionsThroughManyFlushes(t *testing.T) {
 	inCluster(t, func(l *lab) {
 		l.Start()
@@ -173,7 +177,7 @@ func TestConnectionsThroughManyFlushes(t *testing.T) {
 		for range 3 {
 			for _, d := range takedowns() {
 				takes := d.ends == nil || slices.Contains(d.ends, l.Programs.With)
-				if !takes || strings.Contains(d.name, "-X") { // the heal would come between -F and -X
+				if !takes || strings.Contains(d.name, "-X") { // the heal could fall in between
 					continue
 				}
 				records := len(l.Published().Flushes)
@@ -188,7 +192,8 @@ func TestConnectionsThroughManyFlushes(t *testing.T) {
 	})
 }
 
-// repaired returns nil if so many flushes, or more, have records, and the protected rules are back.
+// repaired returns nil if at least that many flushes have records, and the
+// protected rules are back.
 func (l *lab) repaired(records int, whole []string) error {
 	if got := len(l.Published().Flushes); got < records {
 		return fmt.Errorf("%d flush records, want %d", got, records)

@@ -18,13 +18,13 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// guest is a container of Docker's that listens on UDP. ufw-docker lets the callers in, and keeps
-// all others out.
+// guest is a container of Docker that listens on UDP. ufw-docker lets the callers
+// in, and keeps all others out.
 var guest = netip.MustParseAddrPort("10.244.0.2:5353")
 
-// ufwDocker is the table filter of a node with Docker 28 and ufw-docker, in the words of
-// ufw-docker's after.rules. Of Docker's and ufw's chains only those stand that a packet to the
-// container meets.
+// ufwDocker is the table filter of a node with Docker 28 and ufw-docker, in the
+// words of ufw-docker's after.rules. It has only the chains of Docker and ufw
+// that a packet to the container meets.
 const ufwDocker = `*filter
 :FORWARD DROP [0:0]
 :DOCKER - [0:0]
@@ -53,8 +53,9 @@ const ufwDocker = `*filter
 COMMIT
 `
 
-// TestWhoWasKeptOutStaysOut: Docker's chains lead to chains of ufw, which hold the DROP. Whatever
-// flushes them, who was kept out before is kept out after the replay, and who was let in gets in.
+// TestWhoWasKeptOutStaysOut: Docker's chains lead to chains of ufw, which have
+// the DROP. After any flush of them and the replay, callers must get in as
+// before, and others must be kept out.
 func TestWhoWasKeptOutStaysOut(t *testing.T) {
 	inCluster(t, func(l *lab) {
 		l.Must(l.Programs.RestoreNoflush(l.Context(), rules.IPv4, ufwDocker))

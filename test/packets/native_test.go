@@ -17,7 +17,8 @@ import (
 // nativeService is a service that only a native table translates.
 var nativeService = cluster.Service(50)
 
-// writeNative writes kube-proxy's native table with that one service, over TCP and UDP.
+// writeNative writes kube-proxy's native table with that one service, over TCP
+// and UDP.
 func (l *lab) writeNative() {
 	l.Helper()
 	at, pods := nativeService, l.Endpoints(0)
@@ -35,9 +36,10 @@ func (l *lab) writeNative() {
 `, at.Addr(), at.Port(), pods[0], pods[len(pods)-1], 8080, 5353), "nft", "-f", "-")
 }
 
-// TestFlowsThroughANativeFlush: clients that first ask a service while its native table is lost are
-// heard after the replay, from the port that they kept: over UDP, and over TCP, whose SYN each
-// keeps an untranslated flow alive. What was established goes on.
+// TestFlowsThroughANativeFlush: clients first call a service while its native
+// table is lost. After the replay they must get answers at the port that they
+// kept. This holds over UDP, and over TCP, where each SYN keeps an untranslated
+// flow alive. Established connections continue.
 func TestFlowsThroughANativeFlush(t *testing.T) {
 	inCluster(t, func(l *lab) {
 		nstest.NeedProgram(l.T, "nft")
@@ -53,7 +55,7 @@ func TestFlowsThroughANativeFlush(t *testing.T) {
 			return nil
 		})
 
-		d.Suspend() // the outage lasts for as long as the test needs
+		d.Suspend() // extends the outage for as long as the test needs
 		nstest.Command(l.T, "nft", "flush", "table", "ip", "kube-proxy")
 		meanwhile, other := l.dial("udp4", datagrams), l.dial("udp4", netip.AddrPortFrom(nativeService.Addr(), 54))
 		l.wantSilence("during the outage", meanwhile)

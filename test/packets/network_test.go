@@ -1,9 +1,10 @@
 // Package packets sends real packets through the rules that pkg/rules/kube
-// generates: the test's own namespace is the node, further ones are two pods
-// and a client outside of the cluster.
+// generates. The test's own namespace is the node. Further namespaces are two
+// pods and a client outside of the cluster.
 //
-// It also sends packets through a flush and a replay of the built canaryd: what is
-// established lives on, and what began in between is answered in the end.
+// It also sends packets through a flush and a replay of the built canaryd.
+// Established connections must survive, and connections that began in between
+// must be answered in the end.
 package packets
 
 import (
@@ -23,8 +24,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// The places that packets come from and go to. Far is a pod like near, but
-// the endpoints say that it is on another node.
+// The places that send and receive packets. far is a pod like near, but according
+// to the endpoints it is on another node.
 const (
 	here   = "node"
 	client = "client"
@@ -32,10 +33,10 @@ const (
 	far    = "far"
 )
 
-// clients is how many addresses the client has.
+// clients is the number of the client's addresses.
 const clients = 24
 
-// subnets are those of the links. The node is number 1 in each.
+// subnets are the subnets of the links. The node is number 1 in each.
 var subnets = map[string]map[rules.Family]string{
 	client: {rules.IPv4: "192.0.2.", rules.IPv6: "2001:db8:1::"},
 	near:   {rules.IPv4: "10.244.1.", rules.IPv6: "fd00:244:1::"},
@@ -47,7 +48,7 @@ func gateway(place string, f rules.Family) netip.Addr {
 	return netip.MustParseAddr(subnets[place][f] + "1")
 }
 
-// address returns the address of a place; the client's first one.
+// address returns the address of a place; for the client its first address.
 func address(place string, f rules.Family) netip.Addr {
 	switch place {
 	case here:
@@ -59,15 +60,16 @@ func address(place string, f rules.Family) netip.Addr {
 	}
 }
 
-// clientAddress returns one of the client's addresses. They begin with 10.
+// clientAddress returns an address of the client by its number. They begin with
+// 10.
 func clientAddress(number int, f rules.Family) netip.Addr {
 	return netip.MustParseAddr(fmt.Sprintf("%s%d", subnets[client][f], 10+number))
 }
 
-// onNode are addresses of services that the node has itself.
+// onNode are service addresses that the node itself has.
 var onNode = map[rules.Family]string{rules.IPv4: "203.0.113.104/32", rules.IPv6: "2001:db8:2::104/128"}
 
-// A node is the namespace that holds the rules, with links to the others.
+// A node is the namespace that has the rules, with links to the others.
 type node struct {
 	*testing.T
 	backend iptables.Backend
@@ -75,7 +77,7 @@ type node struct {
 	spaces  map[string]int // file descriptors of the namespaces
 }
 
-// on runs body on a new node, once for each backend.
+// on runs body on a new node for each backend.
 func on(t *testing.T, body func(n *node)) {
 	for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
 		t.Run(string(backend), func(t *testing.T) {
@@ -88,8 +90,8 @@ func on(t *testing.T, body func(n *node)) {
 	}
 }
 
-// perFamily runs body for both families at the same time, and waits. They
-// share the node, but no table and no address.
+// perFamily runs body for both families at the same time, and waits. They share
+// the node, but no table and no address.
 func (n *node) perFamily(name string, body func(t *testing.T, f rules.Family)) {
 	n.T.Run(name, func(t *testing.T) {
 		for _, f := range rules.Families() {
@@ -133,12 +135,12 @@ func newNode(t *testing.T, backend iptables.Backend) *node {
 	n.sysctls(here, "ipv4/ip_forward=1", "ipv6/conf/all/forwarding=1",
 		// max(all, interface) counts: loose, as systemd sets it.
 		"ipv4/conf/all/rp_filter=2",
-		// What kube-proxy sets for node ports on localhost.
+		// kube-proxy sets this for node ports on localhost.
 		"ipv4/conf/all/route_localnet=1",
-		// The packets for external addresses leave by the link that they
-		// came from when no rule takes them: nothing to tell the client.
+		// If no rule takes packets for external addresses, they leave by the link
+		// on which they arrived. No redirect is to report that to the client.
 		"ipv4/conf/all/send_redirects=0", "ipv4/conf/default/send_redirects=0",
-		// Each REJECT is to answer, not a few a second.
+		// Each REJECT is to answer, not only a few a second.
 		"ipv4/icmp_ratelimit=0", "ipv6/icmp/ratelimit=0")
 
 	var plan strings.Builder // for the node, then for the places
@@ -191,8 +193,8 @@ func (n *node) open(place, path string) {
 	n.Cleanup(func() { _ = unix.Close(fd) })
 }
 
-// in runs do with its thread in the namespace of a place. The sockets that it
-// makes stay there.
+// in runs do with its thread in the namespace of a place. do's sockets stay
+// there.
 func (n *node) in(place string, do func()) {
 	runtime.LockOSThread()
 	if err := unix.Setns(n.spaces[place], unix.CLONE_NEWNET); err != nil {
@@ -207,7 +209,7 @@ func (n *node) in(place string, do func()) {
 	do()
 }
 
-// sysctls sets values below /proc/sys/net, which are those of the namespace.
+// sysctls sets values of the namespace below /proc/sys/net.
 func (n *node) sysctls(place string, settings ...string) {
 	n.Helper()
 	n.in(place, func() {
@@ -223,7 +225,7 @@ func (n *node) sysctls(place string, settings ...string) {
 	}
 }
 
-// options returns those of a kube-proxy on the node.
+// options returns the options of a kube-proxy on the node.
 func options() kube.Options {
 	o := kube.DefaultOptions()
 	o.HostnameOverride = "here"
@@ -231,8 +233,7 @@ func options() kube.Options {
 	return o
 }
 
-// load generates the rules and lets iptables-restore put them into the
-// kernel's empty tables.
+// load generates the rules and restores them into the kernel's empty tables.
 func (n *node) load(o kube.Options) {
 	n.Helper()
 	g, skips, err := kube.Generate(n.objects, o)
@@ -251,7 +252,7 @@ func (n *node) program(f rules.Family) string {
 	return "iptables-" + string(n.backend)
 }
 
-// iptables runs the program of the node's backend.
+// iptables executes the program of the node's backend.
 func (n *node) iptables(t *testing.T, f rules.Family, args ...string) {
 	t.Helper()
 	nstest.Command(t, n.program(f), append([]string{"-w", "5"}, args...)...)
@@ -267,8 +268,8 @@ func (n *node) counters() map[rules.Family]string {
 	return all
 }
 
-// hits returns how many packets met the listed rules with this comment's beginning, these words and
-// this target.
+// hits returns the packets counted by listed rules with this comment's beginning,
+// these words and this target.
 func hits(t *testing.T, listing, comment, words, target string) int {
 	t.Helper()
 	total := 0

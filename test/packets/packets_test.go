@@ -15,28 +15,28 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// An attempt is one way of asking for a service, and what must come of it.
+// An attempt is one way of calling a service, and the wanted result.
 type attempt struct {
 	proof   string
 	from    string
-	number  int // which of the client's addresses
+	number  int // of the client's address
 	service string
 	by      way
 
 	end  string
-	pods string // who may answer
-	seen string // whose address they see
-	// The target that must have counted packets: a refusal could come from a
-	// closed port, and silence from anywhere.
+	pods string // the pods that may answer
+	seen string // the place whose address they see
+	// target must have counted packets: otherwise a closed port may have caused a
+	// refusal, and anything a silence.
 	target string
 }
 
 const (
 	bothPods = near + " " + far
 
-	// many connections are spread over two endpoints, and each must get
-	// enough. P(one of them gets less than 10 of 60) = 2 * sum(C(60, k), k < 10)
-	// / 2^60 = 3e-8; a run of the test takes sixteen such samples.
+	// many connections are spread over two endpoints, and each must get enough of
+	// them. P(an endpoint gets less than 10 of 60) = 2 * sum(C(60, k), k < 10) /
+	// 2^60 = 3e-8; a run of the test takes sixteen such samples.
 	many   = 60
 	enough = 10
 )
@@ -126,8 +126,7 @@ func TestPackets(t *testing.T) {
 	})
 }
 
-// nothingYet: the network carries packets, and what the rules are to make of
-// services is not there.
+// nothingYet: the network carries packets, and the services do not work yet.
 func (n *node) nothingYet(t *testing.T, f rules.Family, protocol string) {
 	for _, pod := range []string{near, far} {
 		got, err := n.ask(client, 0, protocol, netip.AddrPortFrom(address(pod, f), 8080), patience)
@@ -142,7 +141,7 @@ func (n *node) nothingYet(t *testing.T, f rules.Family, protocol string) {
 	}
 }
 
-// asks is how often an attempt that must be answered is made: most have two
+// asks is the number of tries of an attempt that must be answered: most have two
 // endpoints.
 const asks = 4
 
@@ -163,7 +162,7 @@ func (n *node) prove(t *testing.T, f rules.Family, protocol string, a attempt, p
 			if !slices.Contains(strings.Fields(a.pods), got.By) {
 				want.By = "one of " + a.pods
 			}
-			if got.By == a.from { // it would take the answer for its own
+			if got.By == a.from { // otherwise a place would count its own answer
 				want.Seen = here
 			}
 			a.compare(t, protocol, to, want, got)
@@ -173,7 +172,7 @@ func (n *node) prove(t *testing.T, f rules.Family, protocol string, a attempt, p
 	})
 }
 
-// compare ends the test unless the attempt came to the wanted end.
+// compare ends the test unless the attempt had the wanted end.
 func (a attempt) compare(t *testing.T, protocol string, to netip.AddrPort, want, got outcome) {
 	t.Helper()
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -192,9 +191,10 @@ type refusal struct {
 	took     time.Duration
 }
 
-// refusals makes the attempts that must not be answered, many at once: each waits. A round has at
-// most one to each destination, so that the counters of the destination's rules, which are listed
-// before the round and after it, tell of that one.
+// refusals makes the attempts that must not be answered, many at once, because
+// each waits. A round has at most one attempt to each destination. So the
+// counters of the destination's rules, listed before and after the round, belong
+// to that attempt.
 func (n *node) refusals() {
 	n.Helper()
 	var rounds [][]*refusal
@@ -224,8 +224,9 @@ func (n *node) refusals() {
 			all.Go(func() { n.attempt(r) })
 		}
 		all.Wait()
-		// A packet may wait longer for its neighbour's address than its sender for an answer, and
-		// on a busy machine the sender's time may be over before it sends.
+		// A packet may wait longer for its neighbour's address than its sender
+		// waits for an answer. On a busy machine the sender's time may be over
+		// before it sends.
 		var after map[rules.Family]string
 		testkit.Until(n.T, "the dropped packets to be counted", func() error {
 			after = n.counters()
@@ -254,7 +255,7 @@ func (n *node) refusals() {
 	}
 }
 
-// hits returns how many packets met the rules that the refusal is due to.
+// hits returns the packets counted by the rules that cause the refusal.
 func (r *refusal) hits(t *testing.T, all map[rules.Family]string) int {
 	t.Helper()
 	names := fmt.Sprintf(" -d %s/%d ", r.to.Addr(), r.to.Addr().BitLen())
@@ -264,11 +265,11 @@ func (r *refusal) hits(t *testing.T, all map[rules.Family]string) int {
 	return hits(t, all[r.f], fmt.Sprintf("packets/%s:%s ", r.service, r.protocol), names, r.target)
 }
 
-// firstRefused returns with how many packets a client has learned that it is
-// refused: at once, with the first. But Linux 6.18 takes no notice of an ICMPv6
-// error that comes while connect still holds the socket, and between namespaces
-// it comes that soon: TCP over IPv6 fails with its second SYN, a second later.
-// It does so with nothing but a REJECT rule, too.
+// firstRefused returns with which packet a client learns of a refusal: normally
+// the first. But Linux 6.18 ignores an ICMPv6 error that arrives while connect
+// still holds the socket. Between namespaces it arrives so soon, so TCP over IPv6
+// fails with its second SYN, a second later. A REJECT rule alone has the same
+// effect.
 func firstRefused(f rules.Family, protocol string) int {
 	if f == rules.IPv6 && protocol == "tcp" {
 		return 2
@@ -276,7 +277,7 @@ func firstRefused(f rules.Family, protocol string) int {
 	return 1
 }
 
-// answers asks the same again and again and counts who answers.
+// answers sends the same question again and again and counts the answering pods.
 func (n *node) answers(t *testing.T, protocol string, to netip.AddrPort, clientNumbers ...int) map[string]int {
 	t.Helper()
 	count := map[string]int{}
@@ -317,9 +318,9 @@ func (n *node) keepsAffinity(t *testing.T, f rules.Family, protocol string, by w
 	})
 }
 
-// remembersEveryClient: affinity is each client's own. P(all clients happen to
-// get the same endpoint) = 2 / 2^24 = 1e-7; a run of the test takes eight such
-// samples.
+// remembersEveryClient: each client has an affinity of its own. P(all clients
+// happen to get the same endpoint) = 2 / 2^24 = 1e-7; a run of the test takes
+// eight such samples.
 func (n *node) remembersEveryClient(t *testing.T, f rules.Family, protocol string, proved *table) {
 	const proof = "affinity is each client's own"
 	t.Run(proof+"/"+protocol, func(t *testing.T) {
@@ -342,7 +343,7 @@ func (n *node) remembersEveryClient(t *testing.T, f rules.Family, protocol strin
 	})
 }
 
-// attempt asks, and waits for as long as its end takes.
+// attempt sends the question, and waits as long as the wanted end requires.
 func (n *node) attempt(r *refusal) {
 	wait := patience
 	if r.end == silent {

@@ -22,19 +22,21 @@ import (
 const (
 	// pingEvery is the time between two questions.
 	pingEvery = 5 * time.Millisecond
-	// pingLimit is after how long without an answer a connection counts as dead.
+	// pingLimit is the time without an answer after which a connection counts as
+	// dead.
 	pingLimit = 3 * time.Second
 )
 
-// A pinger asks over one established connection for as long as it lives.
+// A pinger sends questions over one established connection for as long as it
+// lives.
 type pinger struct {
 	lab  *lab
 	kind string
 	conn net.Conn
-	pod  string // that answered first
+	pod  string // the pod that answered first
 
-	longest time.Duration // that an answer took
-	end     string        // why it ended early, "" if it did not
+	longest time.Duration // the longest time for an answer
+	end     string        // the reason of an early end, "" if there was none
 }
 
 // The ends of an established connection, besides refused.
@@ -50,9 +52,9 @@ type pingers struct {
 	done sync.WaitGroup
 }
 
-// establish opens each kind of connection several times and lets it ping: to a host port
-// (DNAT), to a cluster IP from outside (DNAT and masquerading), and from the node itself
-// (translated at OUTPUT).
+// establish opens each kind of connection several times and lets it ping. The
+// kinds are to a host port (DNAT), to a cluster IP from outside (DNAT and
+// masquerading), and from the node itself (translated at OUTPUT).
 func (l *lab) establish(each int) *pingers {
 	l.Helper()
 	ctx, stop := context.WithCancel(l.Context())
@@ -88,7 +90,7 @@ func (l *lab) dialFrom(place, network string, to netip.AddrPort) net.Conn {
 	return c
 }
 
-// finish ends all pinging, and returns when it has ended.
+// finish stops all pinging, and returns when it has ended.
 func (p *pingers) finish() {
 	p.stop()
 	p.done.Wait()
@@ -100,7 +102,7 @@ func (p *pinger) run(ctx context.Context) {
 	stream := strings.HasPrefix(p.kind, "tcp")
 	pause := time.NewTicker(pingEvery)
 	defer pause.Stop()
-	for asked := !stream; ctx.Err() == nil; asked = true { // a pod greets who connects
+	for asked := !stream; ctx.Err() == nil; asked = true { // a pod greets a new client
 		start := time.Now()
 		who, err := p.ask(in, asked)
 		p.longest = max(p.longest, time.Since(start))
@@ -124,7 +126,7 @@ func (p *pinger) run(ctx context.Context) {
 	}
 }
 
-// ask asks once, over UDP as often as it takes.
+// ask sends one question, over UDP as often as necessary.
 func (p *pinger) ask(in *bufio.Reader, ask bool) (string, error) {
 	if strings.HasPrefix(p.kind, "udp") {
 		return p.askDatagrams()
@@ -162,8 +164,8 @@ func (p *pinger) askDatagrams() (string, error) {
 	return "", os.ErrDeadlineExceeded
 }
 
-// ended returns how many connections ended, or were refused, by kind and end; and the
-// longest that an answer took of the others.
+// ended returns how many connections ended, or were refused, by kind and end. It
+// also returns the longest time for an answer among the others.
 func (p *pingers) ended() (ends map[string]int, longest time.Duration) {
 	ends = map[string]int{}
 	for _, one := range p.all {
@@ -176,7 +178,7 @@ func (p *pingers) ended() (ends map[string]int, longest time.Duration) {
 	return ends, longest
 }
 
-// summary says the ends in one line.
+// summary returns the ends in one line.
 func (p *pingers) summary() string {
 	ends, longest := p.ended()
 	var lines []string

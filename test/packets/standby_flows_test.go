@@ -15,9 +15,10 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestFlowsFromBeforeTheStandby: clients that first ask a service after a flush and before the
-// standby translates are heard while it does, from the port that they kept, and not only once the
-// rules are back: over UDP, and over TCP, whose each SYN keeps an untranslated flow alive.
+// TestFlowsFromBeforeTheStandby: clients first call a service after a flush and
+// before the standby translates. While it translates, and not only after the
+// replay, they must get answers at the port that they kept. This holds over UDP,
+// and over TCP, where each SYN keeps an untranslated flow alive.
 func TestFlowsFromBeforeTheStandby(t *testing.T) {
 	// settle is how long canaryd waits before it puts anything back.
 	const settle = 8 * time.Second
@@ -55,7 +56,7 @@ func TestFlowsFromBeforeTheStandby(t *testing.T) {
 					}
 					return nil
 				})
-				d.Suspend() // so that clients come before the standby
+				d.Suspend() // so that clients precede the standby
 				test.flush(l)
 				dns := l.dial("udp4", test.dns)
 				knock := l.knock(cluster.Client, netip.Addr{}, test.tcp)

@@ -11,11 +11,12 @@ import (
 	"github.com/canaryd/canaryd/pkg/standby"
 )
 
-// A remainder is what stands of the real rules while the standby is open.
+// A remainder is the part of the real rules that exists while the standby is
+// open.
 type remainder struct {
 	name string
 	take func(t *testing.T, n *node, f rules.Family)
-	// losses are what the probe has to find.
+	// losses are the losses that the probe has to find.
 	losses map[standby.Hook]standby.Loss
 }
 
@@ -38,8 +39,9 @@ func remainders() []remainder {
 	}
 }
 
-// TestPacketsThroughTheStandby: whatever stands of the real rules, with the standby open each
-// connection ends where it would with all of them, from the same source; and no mark is left.
+// TestPacketsThroughTheStandby: with the standby open each connection must end as
+// with all real rules, from the same source, whichever of them remain. No mark
+// may be left.
 func TestPacketsThroughTheStandby(t *testing.T) {
 	for _, r := range remainders() {
 		t.Run(r.name, func(t *testing.T) {
@@ -75,8 +77,8 @@ func TestPacketsThroughTheStandby(t *testing.T) {
 	}
 }
 
-// standIn copies the family's rules, takes some away, and opens what the probe allows; where
-// nothing is lost it opens all hooks.
+// standIn copies the family's rules, takes some away, and opens the hooks that
+// the probe allows. If nothing is lost it opens all hooks.
 func (n *node) standIn(t *testing.T, s *standby.Standby, f rules.Family, r remainder) {
 	t.Helper()
 	must := func(err error) {
@@ -127,7 +129,7 @@ const markCounter = `table FAMILY marked {
 }
 `
 
-// leavesNoMark: what set kube-proxy's mark has cleared it again.
+// leavesNoMark: the rules that set kube-proxy's mark must have cleared it again.
 func (n *node) leavesNoMark(t *testing.T, f rules.Family) {
 	t.Helper()
 	if text := nstest.Command(t, "nft", "list", "table", f.NFT(), "marked"); !strings.Contains(text, "counter packets 0 bytes 0") {

@@ -19,8 +19,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules/kube"
 )
 
-// expect asks once over each protocol, or over those given, and wants the same
-// of all. want.By names all that may answer.
+// expect sends one question over each protocol in over, by default all, and wants
+// the same outcome of each. want.By names all places that may answer.
 func (n *node) expect(t *testing.T, proved *table, proof, from string, to func(protocol string) netip.AddrPort, want outcome, over ...string) {
 	t.Helper()
 	if len(over) == 0 {
@@ -52,7 +52,7 @@ func (n *node) expect(t *testing.T, proved *table, proof, from string, to func(p
 	}
 }
 
-// at makes a destination of what does not depend on the protocol.
+// at makes a destination that does not depend on the protocol.
 func at(a netip.Addr, port uint16) func(string) netip.AddrPort {
 	return func(string) netip.AddrPort { return netip.AddrPortFrom(a, port) }
 }
@@ -61,9 +61,9 @@ func (n *node) of(t *testing.T, f rules.Family, service string, by way) func(str
 	return func(protocol string) netip.AddrPort { return n.destination(t, f, service, by, protocol) }
 }
 
-// TestStrictNode: the policies of INPUT and FORWARD are DROP, and the rules let
-// through what is theirs, and no more. Then one after the other is taken away,
-// and with it goes what it let through.
+// TestStrictNode: the policies of INPUT and FORWARD are DROP. The rules must let
+// exactly their own traffic through. Then the test deletes one rule after the
+// other, and the rule's traffic must stop.
 func TestStrictNode(t *testing.T) {
 	on(t, func(n *node) {
 		o := options()
@@ -81,7 +81,7 @@ func TestStrictNode(t *testing.T) {
 			dropped := outcome{End: silent}
 			masqueraded, kept := outcome{answered, bothPods, here}, outcome{answered, near, own}
 
-			// Addresses of neighbours are asked for with ICMPv6.
+			// Addresses of neighbours are resolved with ICMPv6.
 			if f == rules.IPv6 {
 				n.iptables(t, f, "-A", "INPUT", "-p", "ipv6-icmp", "-j", "ACCEPT")
 			}
@@ -115,8 +115,8 @@ func TestStrictNode(t *testing.T) {
 	})
 }
 
-// dropsInvalid sends one segment of no connection, an answer to a SYN that
-// no client sent, towards a pod.
+// dropsInvalid sends a pod one segment without a connection: an answer to a SYN
+// that no client sent.
 func (n *node) dropsInvalid(t *testing.T, f rules.Family, proved *table) {
 	t.Helper()
 	count := func() int {
@@ -168,7 +168,7 @@ func (n *node) dropsInvalid(t *testing.T, f rules.Family, proved *table) {
 	proved.add("a segment of no connection is dropped as INVALID", "tcp", client, to, "counted by the DROP", took)
 }
 
-// checksum returns TCP's.
+// checksum returns TCP's checksum.
 func checksum(from, to netip.Addr, segment []byte) uint16 {
 	pseudo := slices.Concat(from.AsSlice(), to.AsSlice(), []byte{0, 6, 0, byte(len(segment))}, segment)
 	var sum uint32
@@ -181,8 +181,8 @@ func checksum(from, to netip.Addr, segment []byte) uint16 {
 	return ^uint16(sum)
 }
 
-// TestLocalhost: node ports on 127.0.0.1 are open where the option says so,
-// never on ::1, and route_localnet opens 127.0.0.0/8 to no neighbour.
+// TestLocalhost: node ports on 127.0.0.1 are open if the option says so, and
+// never on ::1. route_localnet opens 127.0.0.0/8 to no neighbour.
 func TestLocalhost(t *testing.T) {
 	lo := map[rules.Family]netip.Addr{rules.IPv4: netip.AddrFrom4([4]byte{127, 0, 0, 1}), rules.IPv6: netip.IPv6Loopback()}
 	on(t, func(n *node) {
@@ -193,8 +193,8 @@ func TestLocalhost(t *testing.T) {
 		n.expect(n.T, &proved, "node port on 127.0.0.1, with affinity", here, at(lo[rules.IPv4], 30002), outcome{answered, bothPods, here})
 		n.expect(n.T, &proved, "node port on ::1, with the option", here, at(lo[rules.IPv6], 30001), outcome{End: refused})
 
-		// A neighbour may send to 127.0.0.1 what it likes: here one that has
-		// no loopback interface up, so that it goes out.
+		// A neighbour may send anything to 127.0.0.1. Here its loopback interface
+		// is down, so the packet leaves.
 		secret := netip.AddrPortFrom(lo[rules.IPv4], 9000)
 		n.listen(here, secret)
 		n.sysctls(client, "ipv4/conf/all/route_localnet=1")
@@ -215,7 +215,7 @@ func TestLocalhost(t *testing.T) {
 	})
 }
 
-// TestOptions: what other options change, in packets.
+// TestOptions shows the effect of other options on packets.
 func TestOptions(t *testing.T) {
 	on(t, func(n *node) {
 		n.perFamily("options", func(t *testing.T, f rules.Family) {

@@ -19,12 +19,12 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// severalSYNs is time for a SYN to be sent again, and once more: after 1 s and
-// after 2 or 3 s.
+// severalSYNs is enough time for two repetitions of a SYN: after 1 s and after 2
+// or 3 s.
 const severalSYNs = 4 * time.Second
 
-// A knock is a TCP connection that is being made: one socket, and whatever SYNs
-// the kernel sends for it.
+// A knock is a TCP connection in the making: one socket, and all SYNs that the
+// kernel sends for it.
 type knock struct {
 	fd       int
 	from, to netip.AddrPort
@@ -95,7 +95,7 @@ func (l *lab) wantStuck(what string, k *knock, limit time.Duration) {
 	})
 }
 
-// entry returns what conntrack holds of a connection, nil if it holds nothing.
+// entry returns conntrack's entry of a connection, nil if there is none.
 func (l *lab) entry(k *knock) *netlink.ConntrackFlow {
 	l.Helper()
 	flows, err := netlink.ConntrackTableList(netlink.ConntrackTable, unix.AF_INET)
@@ -109,9 +109,9 @@ func (l *lab) entry(k *knock) *netlink.ConntrackFlow {
 	return nil
 }
 
-// hairpins begin connections that are sent to where they come from: one to a
-// service, whose only pod asks for it, and one to a host port. Without a
-// masquerade the pods answer themselves, past the node.
+// hairpins begin connections whose destination is their own source. One is to a
+// service from its only pod, and one to a host port. Without a masquerade the
+// pods answer themselves, past the node.
 func (l *lab) hairpins() []*knock {
 	l.Helper()
 	all := []*knock{
@@ -132,9 +132,9 @@ func (l *lab) flushPostrouting() {
 	l.Must(l.Programs.Flush(l.Context(), rules.IPv4, rules.Nat, "POSTROUTING"))
 }
 
-// TestWithoutCanarydASYNOfTheOutageStaysUnheard is why there is something to do
-// about TCP: the rules are back, by their owner, and a connection that was being
-// made is not, however often its SYN is sent again, while a new one is.
+// TestWithoutCanarydASYNOfTheOutageStaysUnheard shows why canaryd must act on
+// TCP. The owner has put the rules back. A connection in the making still fails,
+// however often its SYN is sent again, but a new connection succeeds.
 func TestWithoutCanarydASYNOfTheOutageStaysUnheard(t *testing.T) {
 	inCluster(t, func(l *lab) {
 		l.flushNat()
@@ -152,25 +152,26 @@ func TestWithoutCanarydASYNOfTheOutageStaysUnheard(t *testing.T) {
 		l.putBack()
 		l.wantOpened("a new one", l.knock(cluster.Client, netip.Addr{}, cluster.Service(0)))
 		l.wantStuck("the one of the outage", meanwhile, severalSYNs)
-		for _, k := range hairpins { // which had as long, meanwhile
+		for _, k := range hairpins { // these had the same time
 			l.wantStuck("a hairpin of the outage", k, time.Millisecond)
 		}
 	})
 }
 
-// TestConnectionsThroughAFlush: connections that were being made during the
-// outage are made after the replay, by the sockets that began them; what was
-// answered, by anything, and what goes to another address is left as it was.
+// TestConnectionsThroughAFlush: connections in the making during the outage must
+// succeed after the replay, with the sockets that began them. Flows that any host
+// answered, and flows to another address, must stay unchanged.
 func TestConnectionsThroughAFlush(t *testing.T) {
 	inCluster(t, func(l *lab) {
-		// A process that may not set it shows less: that flows of any age are ended.
+		// A process that may not set it tests less: then flows of any age are
+		// ended.
 		if err := os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_timestamp", []byte("1"), 0); err != nil {
 			l.Log("the kernel does not note when flows begin:", err)
 		}
 		d := l.Start()
 		before := []*stream{l.stream(cluster.Service(0)), l.stream(cluster.HostPort(0))}
 
-		d.Suspend() // the outage lasts for as long as the test needs
+		d.Suspend() // extends the outage for as long as the test needs
 		l.flushNat()
 		var gap []*knock
 		for i := range 3 {
@@ -204,9 +205,9 @@ func TestConnectionsThroughAFlush(t *testing.T) {
 	})
 }
 
-// TestHairpinsThroughALossOfPostrouting: where only the masquerade was missing,
-// a pod that is sent back to itself is heard after the replay; who needs none is
-// not disturbed, nor is who got through without the one that it ought to have.
+// TestHairpinsThroughALossOfPostrouting: only the masquerade was missing. After
+// the replay a pod that calls itself must get an answer. Other clients must not
+// be disturbed, even if they got through without a masquerade.
 func TestHairpinsThroughALossOfPostrouting(t *testing.T) {
 	inCluster(t, func(l *lab) {
 		d := l.Start()
@@ -244,8 +245,8 @@ func (l *lab) wantEnded(count int) {
 	})
 }
 
-// halfOpen puts a flow into conntrack's table that went past a service, and that
-// a pod answered whose answer the client has not confirmed yet.
+// halfOpen puts a flow into conntrack's table that bypassed a service. A pod has
+// answered it, but the client has not confirmed the answer yet.
 func (l *lab) halfOpen(to netip.AddrPort) *knock {
 	l.Helper()
 	const synReceived = 2 // TCP_CONNTRACK_SYN_RECV

@@ -17,17 +17,17 @@ import (
 )
 
 const (
-	// patience is for an answer that must come.
+	// patience limits the wait for a required answer.
 	patience = 4 * time.Second
-	// silence is how long nothing must come. That the packet came by is shown
-	// by the counter of the rule that dropped it.
+	// silence is the wait in which no answer may arrive. The counter of the rule
+	// that dropped the packet proves that it was sent.
 	silence = 300 * time.Millisecond
 )
 
 var protocols = []string{"tcp", "udp"}
 
-// listen answers at an address of a place, over TCP and UDP, with the name of
-// the place and the address that the question seems to come from.
+// listen answers at an address of a place, over TCP and UDP, with the name of the
+// place and the source address of the question.
 func (n *node) listen(place string, at netip.AddrPort) {
 	n.Helper()
 	var stream net.Listener
@@ -69,24 +69,23 @@ func (n *node) listen(place string, at netip.AddrPort) {
 
 func host(a net.Addr) netip.Addr { return netip.MustParseAddrPort(a.String()).Addr().Unmap() }
 
-// How a connection ends.
+// The ends of a connection.
 const (
 	answered = "answered"
 	refused  = "refused"
 	silent   = "silent"
 )
 
-// An outcome is what became of one connection.
+// An outcome is the result of one connection.
 type outcome struct {
 	End  string
 	By   string // the place that answered
-	Seen string // whose address it saw: own (the asking place's), node (the node's on its link), or another address
+	Seen string // the address that it saw: own (the asking place's), node (the node's on its link), or another
 }
 
 const own = "own"
 
-// ask opens one connection from a place. The client's number chooses among its
-// addresses.
+// ask opens one connection from a place. The client's number selects its address.
 func (n *node) ask(from string, number int, protocol string, to netip.AddrPort, wait time.Duration) (outcome, error) {
 	f := rules.IPv6
 	if to.Addr().Is4() {
@@ -116,8 +115,8 @@ func (n *node) ask(from string, number int, protocol string, to netip.AddrPort, 
 			}
 			return
 		}
-		// Who sends from the node hears at once that OUTPUT lets nothing
-		// out, be it by DROP or by REJECT; only then comes the refusal.
+		// A sender on the node gets an error at once if OUTPUT drops or rejects
+		// its packet. The refusal follows only then.
 		if _, err = c.Write([]byte("who?")); err != nil && !errors.Is(err, syscall.EPERM) {
 			return
 		}
@@ -165,7 +164,7 @@ const (
 	loadBalancer way = "load-balancer IP"
 )
 
-// destination returns where a service is found, by its object.
+// destination returns a service's address and port, according to its object.
 func (n *node) destination(t *testing.T, f rules.Family, service string, by way, protocol string) netip.AddrPort {
 	t.Helper()
 	for _, s := range n.objects.Services {
@@ -201,7 +200,7 @@ func (n *node) destination(t *testing.T, f rules.Family, service string, by way,
 	return netip.AddrPort{}
 }
 
-// A table lists what was proved.
+// A table lists the proved facts.
 type table struct {
 	rows []string
 }

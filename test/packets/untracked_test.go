@@ -12,8 +12,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// cacheDNS has the node itself answer at the cluster's DNS address, as NodeLocal DNSCache does:
-// rules in raw keep its packets from conntrack, and so from kube-proxy's rules in nat.
+// cacheDNS makes the node itself answer at the cluster's DNS address, as
+// NodeLocal DNSCache does. Rules in raw keep its packets from conntrack, and so
+// from kube-proxy's rules in nat.
 func (l *lab) cacheDNS() {
 	l.Helper()
 	dns := cluster.DNS()
@@ -39,10 +40,10 @@ COMMIT
 `, dns.Addr(), skip)))
 }
 
-// TestFlowsThroughALossOfRaw: while NOTRACK is missing a flow is tracked, and nat translates it.
-// Once it is back, the same client is heard by the cache again: its packets do not ask conntrack.
-// After a loss of raw alone the sweep ends nothing, and after a loss of nat too it ends an entry
-// that no client misses.
+// TestFlowsThroughALossOfRaw: while NOTRACK is missing a flow is tracked, and nat
+// translates it. After the replay the cache must answer the same client again,
+// because its packets bypass conntrack. After a loss of raw alone the sweep ends
+// nothing. After a loss of nat too it ends an entry that no client misses.
 func TestFlowsThroughALossOfRaw(t *testing.T) {
 	inCluster(t, func(l *lab) {
 		l.cacheDNS()
@@ -59,7 +60,7 @@ func TestFlowsThroughALossOfRaw(t *testing.T) {
 		before := l.dial("udp4", cluster.DNS())
 		wantCache("before the flush", before, false)
 
-		d.Suspend() // the outage lasts for as long as the test needs
+		d.Suspend() // extends the outage for as long as the test needs
 		l.Must(l.Programs.Flush(l.Context(), rules.IPv4, rules.Raw, ""))
 		meanwhile := l.dial("udp4", cluster.DNS())
 		l.wantAnswer("without NOTRACK", meanwhile, l.Endpoints(0)...)
@@ -69,7 +70,7 @@ func TestFlowsThroughALossOfRaw(t *testing.T) {
 		}
 		d.Signal(syscall.SIGCONT)
 		l.Healed(1)
-		wantCache("after the replay", meanwhile, true) // its entry stands until it expires
+		wantCache("after the replay", meanwhile, true) // its entry exists until it expires
 		wantCache("a client of before, after the replay", before, true)
 		wantCache("a new client, after the replay", l.dial("udp4", cluster.DNS()), false)
 		if n := nodetest.Sum(l.Metrics(), "conntrack_deleted_total"); n != 0 {
