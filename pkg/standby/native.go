@@ -17,8 +17,8 @@ import (
 
 // nativeSets bounds the sets of a native table that is copied. The kernel's time for them grows
 // with their square. It took 0.1 s for the 1,198 sets of 1,000 services, and 6 s for the 5,958 of
-// 5,000 (Linux 6.18, a busy machine). nativePiece bounds a transaction of that build, in bytes. Other
-// writers wait for one transaction, which takes some 40 ms at 5,000 services.
+// 5,000 (Linux 6.18, a busy machine). nativePiece bounds a transaction of that build, in bytes.
+// Other writers wait for one transaction, which takes some 40 ms at 5,000 services.
 const (
 	nativeSets  = 8000
 	nativePiece = 32 << 10
