@@ -206,7 +206,8 @@ func (c *contents) elements(s *Set) (elements xor) {
 	return elements
 }
 
-// setAttrs returns a set's attributes, with the template of the counters of its elements.
+// setAttrs returns a set's attributes. The expressions that its elements get are among them,
+// without counted values.
 func (c *contents) setAttrs(s *Set) []byte {
 	var out []byte
 	for a, err := range attributes(s.Attrs) {

@@ -24,8 +24,7 @@ type Deed struct {
 	By   Committer
 	// ByName: the committer's command line names the rule, chain, set or element that it deletes.
 	ByName bool
-	// Rules and Elements count the removals from each chain and set, whether it was deleted or
-	// not.
+	// Rules and Elements count the removals from each chain and set, deleted or not.
 	Rules, Elements map[string]int
 	Chains          map[string]int // deleted chains
 	Closed          map[string]int // base chains that the commit wrote with policy drop
@@ -48,9 +47,9 @@ const (
 	LikelyOwner
 )
 
-// MayTake reports whether the commit may have removed objects of another owner. It deleted or
-// made the table, deleted the witness, or removed objects and wrote nothing. An owner may do the
-// same.
+// MayTake reports whether the commit, by its effect, may have removed objects of another owner.
+// Such a commit deleted or made the table, deleted the witness, or removed objects and wrote
+// nothing. An owner may do the same.
 func (d *Deed) MayTake() bool {
 	took := len(d.Rules)+len(d.Elements)+d.Lost > 0
 	return d.Deleted || d.WitnessLost || d.Made != 0 || took && d.New == 0

@@ -259,8 +259,8 @@ func (c *contents) in(p part, from, to int) (in []Digest) {
 // A comparison compares the parts of two tables.
 type comparison struct{ was, now *contents }
 
-// change compares p with q, its later state, which exists if there is set. It returns nil if they
-// are equal.
+// change compares p with its later state q; nil if they are equal. Without there, q does not
+// exist.
 func (k *comparison) change(p, q part, there bool) *Change {
 	c := Change{Kind: p.kind, Name: p.name}
 	if !there {

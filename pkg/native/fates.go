@@ -113,7 +113,7 @@ func (f *fateFinder) chain(i int) fate {
 //
 //   - A rule that only drops lets nothing in, and a rule that only counts changes nothing.
 //   - Behind a missing accept another accept lets in only packets that the whole table lets in.
-//     In a table that translates, a missing accept counts, because it keeps packets from that.
+//     But if the table translates, an accept keeps packets from translation.
 //   - A chain that lacks a rule counts as missing itself where a rule leads there, unless all
 //     missing rules accept or translate.
 func (h *holder) holdBehind() {

@@ -193,16 +193,16 @@ func (k *Kernel) before(c Commit, genid uint32) map[tableid.TableID]Before {
 }
 
 // Capture is the package's Capture at less cost. It reads a set that no process can change only
-// once, perhaps in the notifications of the commit that made it. It reads everything else now, so
-// it proves a write. Drifted names followed tables that differ from the read. Such a difference
-// is a fault of canaryd or the kernel.
+// once, or takes it from the notifications of the commit that made it. It reads everything else
+// now, so it proves a write. Drifted names followed tables that differ from the read, which is a
+// fault of canaryd or the kernel.
 func (k *Kernel) Capture(wanted func(nft.Table) bool) (*Ruleset, error) {
 	return k.read(wanted, false)
 }
 
 // Follow returns the same as Capture. It reads a table once, and then applies the notifications
-// of each commit. It reads a table again only if notifications were missed or are incomplete.
-// Flowtables and chains of devices it always reads.
+// of each commit. It reads a table again only if notifications were missed or are incomplete. It
+// always reads tables with flowtables or with chains of devices.
 func (k *Kernel) Follow(wanted func(nft.Table) bool) (*Ruleset, error) {
 	return k.read(wanted, true)
 }

@@ -183,7 +183,7 @@ func (e *Evidence) judgeParts(f *Finding) {
 	}
 }
 
-// Open reports whether a part of the table is lost, but perhaps by its owner. It waits for a
+// Open reports whether a part of the table is lost that its owner may have taken. It waits for a
 // decision.
 func (f Finding) Open() bool { return f.Verdict == Emptied && f.Remedy == NoRemedy }
 
@@ -349,8 +349,8 @@ func (e *Evidence) ruleless() bool {
 }
 
 // onlyEmptied reports whether a commit took elements and nothing else, and emptied each set that
-// it touched. One set must have lost at least least elements; if there are several sets, at least
-// two. An owner that removes a service takes one element from each of several sets.
+// it touched. One set must have lost least elements or more, and at least two if there are
+// several sets. An owner that removes a service takes one element from each of several sets.
 func (e *Evidence) onlyEmptied(d *Deed, least int) bool {
 	if d == nil || len(d.Rules) > 0 || d.Lost > 0 {
 		return false

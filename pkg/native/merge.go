@@ -10,10 +10,9 @@ import (
 )
 
 // With returns the present table with quarantined parts in their places, and these places. still
-// are the parts that stay in quarantine. A part that is in force again does not, nor does a part
-// that its owner has decided about. The owner has decided if it removed the chain or set of a
-// rule or element. It has also decided if it made a part of that name, or wrote all neighbouring
-// rules again.
+// are the parts that stay in quarantine: no part that is in force again, or that its owner has
+// decided about. The owner has decided if it removed the chain or set of a rule or element. It
+// has also decided if it made a part of that name, or wrote all neighbouring rules again.
 func (t *Table) With(held []Held) (whole *Table, fresh map[Spot]bool, still []Held) {
 	w := *t
 	w.Chains, w.Sets = slices.Clone(t.Chains), slices.Clone(t.Sets)

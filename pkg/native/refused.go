@@ -198,8 +198,7 @@ func leaveRefused(refused *nft.RefusedError, repairs []Repair, witnesses func(b 
 }
 
 // Admission returns the repair that puts quarantined parts into a table, and the parts that stay
-// in quarantine. A part that is in force again does not, nor does a part that its owner has
-// decided about.
+// in quarantine: see With.
 func Admission(now *Table, held []Held) (r Repair, still []Held) {
 	whole, fresh, still := now.With(held)
 	return Repair{Remedy: ByAdmission, Want: whole, Now: now, fresh: fresh}, still

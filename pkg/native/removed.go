@@ -29,10 +29,10 @@ type Removed struct {
 }
 
 // LargeRemovals returns the removals that are reported when they are learned as the owner's
-// doing. It reports the loss of more than half of a table, or else of a chain or set. It reports
-// the loss of all rules of a chain that packets still reach. It reports the loss of all elements
-// of a set, if a commit did nothing else. It also reports the last jump to a chain that keeps its
-// rules, if a commit only took. deeds are the deeds since was, the oldest first.
+// doing. These are more than half of a table, or else of a chain or set. They are also all rules
+// of a chain that packets still reach, and all elements of a set, by a commit that did nothing
+// else. The last jump to a chain that keeps its rules is reported if a commit only took. deeds
+// are the deeds since was, the oldest first.
 //
 // It is everyday work if a chain is deleted with all jumps to it, or a set with all rules that
 // name it. So is each deed that is known to be the owner's. Elements that packets add or time

@@ -160,8 +160,8 @@ func (w *writer) contents() error {
 	return nil
 }
 
-// then ends a batch if it is large, because no later message belongs to a rule in it. err is the
-// error of the last write.
+// then ends a batch if it is large. No later message belongs to a rule in it. err is the error of
+// the last write.
 func (w *writer) then(err error) error {
 	if err != nil || w.cut == nil {
 		return err

@@ -87,8 +87,8 @@ func (s *Standby) build(c *Copy, pause func() error) error {
 const (
 	ruleBytes = 700
 	setBytes  = 8 << 10
-	// roomFor is the factor of the free memory that a build requires. The kernel has a changed
-	// part twice, until it has freed the old one, and canaryd itself also needs memory.
+	// roomFor is the free memory that a build requires, as a multiple of its own. The kernel has
+	// a changed part twice until it has freed the old one, and canaryd itself needs some.
 	roomFor = 2
 	// roomLeast is for messages in transit.
 	roomLeast = 4 << 20

@@ -51,7 +51,7 @@ func match(old, next []uint64) (stays []bool, from []int) {
 	for i, d := range old {
 		places[d] = append(places[d], i)
 	}
-	// This finds the longest increasing sequence of old places. tails has the last new rule of a
+	// Find the longest increasing sequence of old places. tails has the last new rule of a
 	// sequence of each length. previous has the new rule before each in its sequence.
 	var tails []int
 	previous := make([]int, len(next))

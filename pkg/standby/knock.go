@@ -58,7 +58,7 @@ func knocked(h Hook) rule {
 }
 
 // knock opens hooks of a table that has gates, without a transaction. After an error some of them
-// may be open. A node may drop or untrack its own packets before they reach nat.
+// may be open. Rules may drop or untrack the node's own packets before nat.
 func (s *Standby) knock(t *table, hooks []Hook) error {
 	for _, f := range packetsOf(t.id.Family) {
 		for _, h := range knocks(hooks, t.open) {

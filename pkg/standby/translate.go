@@ -20,8 +20,8 @@ var vital = []string{"KUBE-SERVICES", "KUBE-MARK-MASQ", "KUBE-POSTROUTING"}
 var seed = maphash.MakeSeed()
 
 // Translate makes the copy of a nat table. before is an earlier copy of the same table, or nil.
-// Translate reads only the chains whose version differs from it. All errors wrap ErrUnavailable:
-// the table cannot be copied.
+// Translate reads only the chains whose version has changed since. All errors wrap
+// ErrUnavailable: the table cannot be copied.
 //
 // The chains to which protected rules of base chains lead are copied, each as a whole or not at
 // all: see Copy.LeftOut.
