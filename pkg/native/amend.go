@@ -16,9 +16,8 @@ var ErrWhole = errors.New("the table has to be written as a whole")
 // Amend writes the difference between two tables into a batch, so that the kernel's table changes
 // from was to t. was is the table as the caller itself wrote it: no other process may write that
 // table. Amend writes chains, rules, sets and elements. For any other difference it returns
-// ErrWhole, and the caller must cut back the batch. name returns a new name with each call. Amend
-// gives these names to sets that belong to rules, because the kernel may have given the original
-// names to sets of other rules.
+// ErrWhole, and the caller must cut back the batch. Sets that belong to rules get a new name from
+// each call of name, because the kernel may have reused theirs for other rules.
 func (t *Table) Amend(b *nft.Batch, was *Table, name func() string) error {
 	a := &amendment{w: newWriter(b, t, Options{}), was: was, before: lazyContents(was), now: lazyContents(t)}
 	a.w.rename = map[string]string{}
@@ -50,8 +49,7 @@ type amendment struct {
 	newElements       map[string][]Element // the elements to add to these sets
 }
 
-// sort decides how to write each change, and returns ErrWhole for a change that Amend cannot
-// write.
+// sort decides how to write each change, and returns ErrWhole for a change that Amend cannot write.
 func (a *amendment) sort(changes []Change) error {
 	if len(changes) == 0 {
 		return nil
@@ -161,8 +159,8 @@ func (a *amendment) remove(message uint16, kind uint16, name string) {
 }
 
 // removeElements writes the deletion of the elements that the set has lost, and records the new
-// elements. In a set of intervals an element is one end of an interval, so all elements are
-// deleted and written again.
+// elements. In a set of intervals an element is one end of an interval, so all elements are deleted
+// and written again.
 func (a *amendment) removeElements(was, now *Set) {
 	gone, fresh := a.elements(was, now)
 	if a.newElements == nil {
@@ -202,8 +200,8 @@ func (a *amendment) removeElements(was, now *Set) {
 	flush()
 }
 
-// elements returns the lost and the new elements of a set. It ignores elements that time or
-// packets change.
+// elements returns the lost and the new elements of a set. It ignores elements that time or packets
+// change.
 func (a *amendment) elements(was, now *Set) (gone, fresh []Element) {
 	olds, news := was.Elements, now.Elements
 	for len(olds) > 0 && len(news) > 0 && sameMemory(olds[0], news[0]) {

@@ -159,8 +159,8 @@ func (a *amender) script() string {
 	return b.String()
 }
 
-// TestATableIsFollowedByDifference: an owner changes its table at random. A copy must become
-// equal by Amend's messages, and the kernel must accept these.
+// TestATableIsFollowedByDifference: an owner changes its table at random. A copy must become equal
+// by Amend's messages, and the kernel must accept these.
 func TestATableIsFollowedByDifference(t *testing.T) {
 	t.Parallel()
 	nstest.Run(t, func(t *testing.T) {
@@ -224,8 +224,8 @@ func TestWhatAmendDoesNotWrite(t *testing.T) {
 	})
 }
 
-// TestKubeProxysTableInPieces: kube-proxy's table of 100 services is written in pieces, and must
-// be the same.
+// TestKubeProxysTableInPieces: kube-proxy's table of 100 services is written in pieces, and must be
+// the same.
 func TestKubeProxysTableInPieces(t *testing.T) {
 	text := services(t, services100)
 	nstest.Run(t, func(t *testing.T) {

@@ -16,8 +16,8 @@ import (
 const captures = 5
 
 // Capture reads the tables that wanted accepts, all at one genid. It repeats a dump that a commit
-// interrupts. The error is nft.ErrInterrupted if the commits do not end. Capture also reads
-// tables that one process owns: see Table.Immune.
+// interrupts. The error is nft.ErrInterrupted if the commits do not end. Capture also reads tables
+// that one process owns: see Table.Immune.
 func Capture(conn *nft.Conn, wanted func(nft.Table) bool) (*Ruleset, error) {
 	return captureOthers(conn, wanted, knowledge{of: func(uint32, tableid.TableID) *followed { return nil }})
 }
@@ -31,8 +31,8 @@ type knowledge struct {
 	whole bool
 }
 
-// captureOthers is Capture that reads only the tables and sets that k lacks. It returns a
-// complete capture, or the second of two equal captures.
+// captureOthers is Capture that reads only the tables and sets that k lacks. It returns a complete
+// capture, or the second of two equal captures.
 func captureOthers(conn *nft.Conn, wanted func(nft.Table) bool, k knowledge) (*Ruleset, error) {
 	var doubtful *Ruleset
 	for range captures {
@@ -85,7 +85,6 @@ func capture(conn *nft.Conn, wanted func(nft.Table) bool, k knowledge) (*Ruleset
 	return r, err
 }
 
-// A reader reads one table.
 type reader struct {
 	conn *nft.Conn
 	t    *Table
@@ -95,7 +94,6 @@ type reader struct {
 	followed *followed // the table at that genid; nil if it is not followed
 }
 
-// readTable reads one table into the ruleset.
 func readTable(conn *nft.Conn, r *Ruleset, id tableid.TableID, f *followed) error {
 	rd := reader{conn: conn, chains: map[string]int{}, followed: f}
 	found, err := conn.Object(nft.Tables, id.Family, []nft.StringAttr{{Kind: unix.NFTA_TABLE_NAME, Value: id.Name}},
@@ -153,8 +151,8 @@ func (rd *reader) readFlowtables() error {
 	}))
 }
 
-// unlessUnknown drops the error of a kernel that does not know a kind of object: an old kernel,
-// or a kernel without flowtables. Such a kernel has no such objects.
+// unlessUnknown drops the error of a kernel that does not know a kind of object: an old kernel, or
+// a kernel without flowtables. Such a kernel has no such objects.
 func unlessUnknown(err error) error {
 	if errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.EOPNOTSUPP) {
 		return nil
@@ -169,7 +167,6 @@ func (rd *reader) readSets() error {
 	})
 }
 
-// elementsOf reads the elements of one set.
 func elementsOf(conn *nft.Conn, id tableid.TableID, set string) (all []Element, err error) {
 	err = conn.EachObject(nft.Elements, id.Family, []nft.StringAttr{
 		{Kind: unix.NFTA_SET_ELEM_LIST_TABLE, Value: id.Name},
@@ -183,8 +180,8 @@ func elementsOf(conn *nft.Conn, id tableid.TableID, set string) (all []Element, 
 	return all, nil
 }
 
-// readElements dumps the elements of one set after the other: the kernel has no dump for all
-// sets. It takes the elements of a sealed set from the follower.
+// readElements dumps the elements of one set after the other: the kernel has no dump for all sets.
+// It takes the elements of a sealed set from the follower.
 func (rd *reader) readElements() error {
 	for i := range rd.t.Sets {
 		s := &rd.t.Sets[i]

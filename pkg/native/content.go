@@ -12,9 +12,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
-// A Digest identifies content: equal digests mean equal content. It ignores handles, the values
-// of counters, the remaining time of timeouts, and elements that time or packets change. An
-// anonymous set and a chain that belongs to a rule are part of that rule, whatever their names.
+// A Digest identifies content: equal digests mean equal content. It ignores handles, the values of
+// counters, the remaining time of timeouts, and elements that time or packets change. An anonymous
+// set and a chain that belongs to a rule are part of that rule, whatever their names.
 type Digest [sha256.Size]byte
 
 // String returns the beginning of the digest, for people.
@@ -225,8 +225,8 @@ func (c *contents) setAttrs(s *Set) []byte {
 	return out
 }
 
-// fleeting reports whether time or packets may remove an element without a notification. The end
-// of an interval expires with its beginning, but has no time of its own.
+// fleeting reports whether time or packets may remove an element without a notification. The end of
+// an interval expires with its beginning, but has no time of its own.
 func fleeting(s *Set, e Element) bool {
 	return s.Dynamic() || s.Flags&setTimeout != 0 && (has(e, unix.NFTA_SET_ELEM_EXPIRATION) || isEnd(e))
 }
@@ -236,8 +236,8 @@ func (c *contents) leadsToBound(e Element) bool {
 	return c.chainOfRule(jumpOf(attrOf(e, unix.NFTA_SET_ELEM_DATA))) != nil
 }
 
-// element returns the digest of an element's attributes, without counted values and the rest of
-// its timeout.
+// element returns the digest of an element's attributes, without counted values and the rest of its
+// timeout.
 func (c *contents) element(e Element) Digest {
 	var out []byte
 	for a, err := range attributes(e) {
@@ -298,8 +298,7 @@ func (c *contents) expression(name string, data []byte) ([]byte, error) {
 	return withoutState(name, data), nil
 }
 
-// appendBound appends the digest of a chain that belongs to a rule, and nothing for another
-// chain.
+// appendBound appends the digest of a chain that belongs to a rule, and nothing for another chain.
 func (c *contents) appendBound(out []byte, name string) []byte {
 	ch := c.chainOfRule(name)
 	if ch == nil {

@@ -14,8 +14,8 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 )
 
-// needsModule lists the files that need a module which a kernel may lack. The test logs such a
-// file if it does not load. Every other file must load.
+// needsModule lists the files that need a module which a kernel may lack. The test logs such a file
+// if it does not load. Every other file must load.
 var needsModule = []string{"flowtable", "statement-queue", "object-secmark"}
 
 // loadCorpus loads all files of the corpus into an empty namespace, and returns their number. One
@@ -68,8 +68,8 @@ func listedTables(t *testing.T, args ...string) map[string]string {
 	return all
 }
 
-// tableHandle matches a table's handle. A table made again has another one: the kernel never
-// reuses a handle.
+// tableHandle matches a table's handle. A table made again has another one: the kernel never reuses
+// a handle.
 var tableHandle = regexp.MustCompile(`(?m)^(table .*) # handle \d+$`)
 
 // TestEveryStatementComesBack: the corpus is loaded, flushed in two ways, and replayed. Then nft

@@ -45,8 +45,8 @@ type decoded struct {
 
 var errNameless = errors.New("an object has no name")
 
-// decode splits the attributes of a message into names, handle and the rest. It repairs the rest
-// so that the kernel accepts it.
+// decode splits the attributes of a message into names, handle and the rest. It repairs the rest so
+// that the kernel accepts it.
 func decode(kind nft.ObjectKind, list []byte) (d decoded, err error) {
 	f := forms[kind]
 	for a, err := range attributes(list) {
@@ -170,10 +170,10 @@ func droppedOfElement(kind uint16, end bool) bool {
 }
 
 // sort sorts the elements by key, the end of an interval before the beginning of the next, as nft
-// sends them. A dump of a hash table has no order, and a dump of a tree has the reverse order.
-// sort drops duplicates, which a dump has if the hash table grew meanwhile. Ranges of several
-// fields keep their order: the kernel accepts a wide range behind a narrow one within it, but not
-// the reverse (nft_pipapo_insert).
+// sends them. A dump of a hash table has no order, and a dump of a tree has the reverse order. sort
+// drops duplicates, which a dump has if the hash table grew meanwhile. Ranges of several fields
+// keep their order: the kernel accepts a wide range behind a narrow one within it, but not the
+// reverse (nft_pipapo_insert).
 func (s *Set) sort() {
 	if !s.ranges() {
 		s.Elements = sortElements(s.Elements)

@@ -18,8 +18,8 @@ func lacksDevice(of nft.ObjectKind, device string) bool {
 }
 
 // takesAbsentDevices reports whether the kernel accepts a chain on an absent device, as it does
-// since Linux 6.16. It hooks the chain to the device when the device appears. If the kernel
-// cannot be tested, canaryd leaves out absent devices until it restarts.
+// since Linux 6.16. It hooks the chain to the device when the device appears. If the kernel cannot
+// be tested, canaryd leaves out absent devices until it restarts.
 var takesAbsentDevices = sync.OnceValue(func() bool {
 	hook := nft.AppendAttr(nil, unix.NFTA_HOOK_HOOKNUM, make([]byte, 4), 0) // ingress
 	hook = nft.AppendAttr(hook, unix.NFTA_HOOK_PRIORITY, make([]byte, 4), 0)

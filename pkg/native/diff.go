@@ -9,9 +9,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
-// A Change is the difference between the former and the present state of one part of a table.
-// Rules count for their chain, and elements for their set. A set or chain that belongs to a rule
-// counts as that rule.
+// A Change is the difference between the former and the present state of one part of a table. Rules
+// count for their chain, and elements for their set. A set or chain that belongs to a rule counts
+// as that rule.
 type Change struct {
 	Kind    nft.ObjectKind // Tables, Chains, Sets, Objects or Flowtables
 	Name    string
@@ -50,8 +50,8 @@ func (c Change) String() string {
 	return fmt.Sprintf("%s %s: %s", c.Kind, c.Name, strings.Join(said, ", "))
 }
 
-// Diff returns the changes of content from one table to another, in the order of was. nil means
-// no table. Parts in the same memory are equal, so for two values of one followed table the cost
+// Diff returns the changes of content from one table to another, in the order of was. nil means no
+// table. Parts in the same memory are equal, so for two values of one followed table the cost
 // depends on the changes only.
 func Diff(was, now *Table) []Change {
 	switch {
@@ -199,7 +199,6 @@ func (p part) same(i int, q part, j int) bool {
 // sameMemory is sameList for bytes, except that an empty slice is the same as none.
 func sameMemory(a, b []byte) bool { return len(a) > 0 && sameList(a, b) }
 
-// attrs returns the part's own attributes.
 func (p part) attrs() []byte {
 	switch {
 	case p.chain != nil:
@@ -256,11 +255,9 @@ func (c *contents) in(p part, from, to int) (in []Digest) {
 	return in
 }
 
-// A comparison compares the parts of two tables.
 type comparison struct{ was, now *contents }
 
-// change compares p with its later state q; nil if they are equal. Without there, q does not
-// exist.
+// change compares p with its later state q; nil if they are equal. Without there, q does not exist.
 func (k *comparison) change(p, q part, there bool) *Change {
 	c := Change{Kind: p.kind, Name: p.name}
 	if !there {

@@ -16,8 +16,8 @@
 //
 // [Judge] compares a table before and after, weighs the deeds, and returns a [Finding]. A witness
 // ([PlantWitness]) is an empty table of canaryd's own in each family. A flush of the ruleset
-// deletes it; an owner that deletes its own table does not. The habits of owners
-// ([owners.Habits]) keep an owner's own cleaning from counting as a flush.
+// deletes it; an owner that deletes its own table does not. The habits of owners ([owners.Habits])
+// keep an owner's own cleaning from counting as a flush.
 //
 // A Finding names the remedy: [Table.Create], [Table.Replace] or [Table.Refill]. Each writes into
 // an [nft.Batch], which may hold several tables: the kernel accepts all of it or nothing. Guard the

@@ -10,8 +10,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A table is captured and, after a flush, put back and proved. This example needs CAP_NET_ADMIN,
-// so it is compiled but not run.
+// A table is captured and, after a flush, put back and proved. This example needs CAP_NET_ADMIN, so
+// it is compiled but not run.
 func Example() {
 	conn, err := nft.Dial()
 	if err != nil {

@@ -9,8 +9,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
-// mapExpression rewrites one expression, the content of an NFTA_LIST_ELEM. f gets its name and
-// its own attributes, and returns nil to leave it unchanged.
+// mapExpression rewrites one expression, the content of an NFTA_LIST_ELEM. f gets its name and its
+// own attributes, and returns nil to leave it unchanged.
 func mapExpression(elem []byte, f func(name string, data []byte) ([]byte, error)) ([]byte, error) {
 	name, err := nft.AttrOf(elem, unix.NFTA_EXPR_NAME)
 	if err != nil {
@@ -53,8 +53,8 @@ func mapExpressions(list []byte, f func(name string, data []byte) ([]byte, error
 	return out, nil
 }
 
-// repair turns a dumped expression into a form that the kernel accepts. The kernel refuses its
-// own dump of four kinds (measured on Linux 6.18).
+// repair turns a dumped expression into a form that the kernel accepts. The kernel refuses its own
+// dump of four kinds (measured on Linux 6.18).
 func repair(name string, data []byte) ([]byte, error) {
 	switch name {
 	case "dynset":
@@ -117,8 +117,8 @@ func repairDynset(data []byte) ([]byte, error) {
 	return out, nil
 }
 
-// repairQuota clears the flag of a used up quota: the consumed bytes show the same. It returns
-// nil if the flag is not set.
+// repairQuota clears the flag of a used up quota: the consumed bytes show the same. It returns nil
+// if the flag is not set.
 func repairQuota(data []byte) []byte {
 	const depleted = 2 // NFT_QUOTA_F_DEPLETED
 	flags := number(data, unix.NFTA_QUOTA_FLAGS)
@@ -141,8 +141,8 @@ func setNameOf(expression string) uint16 {
 	return 0
 }
 
-// jumpOf returns the chain to which a verdict leads, "" if it leads to none. data is the data of
-// an immediate or of an element.
+// jumpOf returns the chain to which a verdict leads, "" if it leads to none. data is the data of an
+// immediate or of an element.
 func jumpOf(data []byte) string {
 	return nft.String(nft.AttrPath(data, unix.NFTA_DATA_VERDICT, unix.NFTA_VERDICT_CHAIN))
 }
@@ -165,8 +165,8 @@ func names(list []byte, set, chain func(string)) {
 	})
 }
 
-// withoutState returns an expression's attributes without the values that packets change; nil if
-// it has no such values.
+// withoutState returns an expression's attributes without the values that packets change; nil if it
+// has no such values.
 func withoutState(name string, data []byte) []byte {
 	switch name {
 	case "counter", "last":

@@ -18,8 +18,8 @@ const (
 	fateSteers                  // anything else, such as a mark, or a return
 )
 
-// looking lists the expressions that neither decide about a packet nor change it. Some of them
-// can do both: see writing and fateFinder.rule.
+// looking lists the expressions that neither decide about a packet nor change it. Some have a
+// form that does both: see writing and fateFinder.rule.
 var looking = []string{"payload", "meta", "ct", "cmp", "range", "bitwise", "byteorder", "lookup", "immediate", "exthdr", "fib", "socket", "osf",
 	"rt", "numgen", "hash", "xfrm", "tunnel", "inner", "connlimit", "limit", "quota", "counter", "last", "log", "match", "objref", "flow_offload"}
 
@@ -107,9 +107,9 @@ func (f *fateFinder) chain(i int) fate {
 }
 
 // holdBehind leaves out the rules that wait. A packet that reaches a missing rule continues to
-// rules from which the whole table keeps it. Behind a missing return it may reach a masquerade,
-// and behind a missing drop an accept. So no rule is written behind a missing rule that decides,
-// with these exceptions:
+// rules that it would not reach in the whole table. Examples are a masquerade behind a missing
+// return, and an accept behind a missing drop. So no rule is written behind a missing rule that
+// decides, except:
 //
 //   - A rule that only drops lets nothing in, and a rule that only counts changes nothing.
 //   - Behind a missing accept another accept lets in only packets that the whole table lets in.
@@ -128,8 +128,7 @@ func (h *holder) holdBehind() {
 	}
 }
 
-// lacks leaves out the rules of one chain that wait, and returns the fates that packets miss
-// there.
+// lacks leaves out the rules of one chain that wait, and returns the fates that packets miss there.
 func (f *fateFinder) lacks(i int) (lost fate) {
 	if lost, known := f.lost[i]; known {
 		return lost
@@ -173,8 +172,8 @@ func mayLead(r Rule) (may bool) {
 	return may
 }
 
-// waits reports whether a rule with the fates of must not be written behind missing rules with
-// the fates lost.
+// waits reports whether a rule with the fates of must not be written behind missing rules with the
+// fates lost.
 func (f *fateFinder) waits(of, lost fate) bool {
 	switch {
 	case lost == 0, of == 0, of == fateKeeps:

@@ -12,11 +12,11 @@ import (
 )
 
 const (
-	// commitMost bounds the notifications that are kept of one commit, in bytes. kube-proxy's
-	// 5,000 services are 6 MB. After a larger commit all tables are read again.
+	// commitMost bounds the notifications that are kept of one commit, in bytes. kube-proxy's 5,000
+	// services are 6 MB. After a larger commit all tables are read again.
 	commitMost = 32 << 20
-	// pieceSize is the size of one allocation for notifications, in bytes. Growing one piece cost
-	// 9 ms in a flush of 1,000 services.
+	// pieceSize is the size of one allocation for notifications, in bytes. Growing one piece cost 9
+	// ms in a flush of 1,000 services.
 	pieceSize = 64 << 10
 	// idleMost bounds the capacity for messages that is kept for the next commit.
 	idleMost = 4096
@@ -24,8 +24,8 @@ const (
 	goneMost = 256
 )
 
-// A follower keeps tables current by the kernel's notifications. If it cannot place a
-// notification, it stops following that table until the next read. It is for one goroutine.
+// A follower keeps tables current by the kernel's notifications. If it cannot place a notification,
+// it stops following that table until the next read. It is for one goroutine.
 type follower struct {
 	tables map[tableid.TableID]*followed
 	// messages are the notifications of the present commit. Its genid arrives last.
@@ -179,8 +179,8 @@ type followed struct {
 	sets    roster[string, *followedSet]
 	objects roster[objectKey, *Object]
 	in      contents
-	// went has the handles of objects deleted with a rule in this commit. The kernel may notify
-	// of them or not.
+	// went has the handles of objects deleted with a rule in this commit. The kernel may notify of
+	// them or not.
 	went map[uint64]bool
 	// touchedChains and touchedSets are the parts that finish must update.
 	touchedChains map[*followedChain]bool

@@ -17,8 +17,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// wantFollowed fails unless the followed tables equal a read, byte by byte and in order. It
-// returns the number of followed tables.
+// wantFollowed fails unless the followed tables equal a read, byte by byte and in order. It returns
+// the number of followed tables.
 func wantFollowed(t *testing.T, k *native.Kernel, conn *nft.Conn) (followed int) {
 	t.Helper()
 	got, err := k.Follow(everything)
@@ -127,8 +127,8 @@ func TestCommittedBehindARead(t *testing.T) {
 	}
 }
 
-// TestAProofReadsWhatCanChange: a proof must not rely on notifications. Only a set that no
-// process can change is not read again.
+// TestAProofReadsWhatCanChange: a proof must not rely on notifications. Only a set that no process
+// can change is not read again.
 func TestAProofReadsWhatCanChange(t *testing.T) {
 	for _, test := range []struct {
 		set  string
@@ -255,8 +255,8 @@ func (g *changer) line(now *native.Table) string {
 	}
 }
 
-// TestFollowedCorpus: each file of the corpus is loaded, emptied and deleted while canaryd
-// follows it. Tables that canaryd cannot follow are read.
+// TestFollowedCorpus: each file of the corpus is loaded, emptied and deleted while canaryd follows
+// it. Tables that canaryd cannot follow are read.
 func TestFollowedCorpus(t *testing.T) {
 	t.Parallel()
 	nstest.Run(t, func(t *testing.T) {

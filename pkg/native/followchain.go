@@ -6,7 +6,6 @@ import (
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
-// A followedChain is a chain of a followed table.
 type followedChain struct {
 	Chain
 	rules  *nft.RuleOrder[Rule] // while a commit changes them

@@ -11,7 +11,6 @@ import (
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
-// A followedSet is a set of a followed table.
 type followedSet struct {
 	Set
 	changes map[string]elementChange // of this commit, by elementKey
@@ -55,9 +54,9 @@ func (f *followed) addSet(s Set) error {
 }
 
 // sealed returns the followed set if its elements cannot have changed since they were heard or
-// read, else nil. Once a rule uses a constant anonymous set, the kernel refuses to add elements
-// to it (nf_tables_newsetelem) or to delete some (nf_tables_delsetelem). No set gets the handle
-// of another. The table's follower has heard of all changes before.
+// read, else nil. Once a rule uses a constant anonymous set, the kernel refuses to add elements to
+// it (nf_tables_newsetelem) or to delete some (nf_tables_delsetelem). No set gets the handle of
+// another. The table's follower has heard of all changes before.
 func (f *followed) sealed(s *Set) *followedSet {
 	const sealed = setAnonymous | setConstant
 	if f == nil || s.Handle == 0 || s.Flags&sealed != sealed || s.fleeting() {
@@ -143,8 +142,8 @@ func (s *followedSet) lose(e Element) {
 	s.change(e, func(c *elementChange, _ bool) { c.now, c.moved = nil, true })
 }
 
-// elementKey identifies an element in its set. The end of an interval may have the key of the
-// next beginning, and ranges of several fields may begin alike.
+// elementKey identifies an element in its set. The end of an interval may have the key of the next
+// beginning, and ranges of several fields may begin alike.
 func elementKey(e Element) string {
 	flags := byte(number(e, unix.NFTA_SET_ELEM_FLAGS)) & (elemIntervalEnd | elemCatchall)
 	return string(slices.Concat([]byte{flags}, attrOf(e, unix.NFTA_SET_ELEM_KEY), attrOf(e, elemKeyEnd)))

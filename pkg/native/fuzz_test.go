@@ -46,9 +46,9 @@ func sampleAttrs() [][]byte {
 	}
 }
 
-// FuzzDecode feeds hostile messages to the decoder, and the decoded objects to all code behind
-// it. No message may cause a panic or an endless loop. Each decoded table must equal itself, and
-// it must be possible to write it.
+// FuzzDecode feeds hostile messages to the decoder, and the decoded objects to all code behind it.
+// No message may cause a panic or an endless loop. Each decoded table must equal itself, and it
+// must be possible to write it.
 func FuzzDecode(f *testing.F) {
 	for i, sample := range sampleAttrs() {
 		f.Add(uint8(i), sample, sampleAttrs()[(i+2)%6])
@@ -152,8 +152,8 @@ func sampleCommits() [][]byte {
 	}
 }
 
-// FuzzFollow feeds hostile notifications to a follower. No notification may cause a panic, and
-// the follower's digest must always be the digest of the value.
+// FuzzFollow feeds hostile notifications to a follower. No notification may cause a panic, and the
+// follower's digest must always be the digest of the value.
 func FuzzFollow(f *testing.F) {
 	samples := sampleCommits()
 	f.Add([]byte{0x03, 0x29, 0x4c, 0x86, 0x08, 0x86}, samples[0], samples[2], samples[3], samples[1])

@@ -27,8 +27,8 @@ func listed(t *testing.T) string {
 	return tableHandle.ReplaceAllString(nstest.Command(t, "nft", "-s", "-a", "list", "ruleset"), "$1")
 }
 
-// TestHandlesComeBack: a program that remembers handles must find the same objects after a
-// replay. The tables are the corpus, kube-proxy's, and a table with inserted and deleted rules.
+// TestHandlesComeBack: a program that remembers handles must find the same objects after a replay.
+// The tables are the corpus, kube-proxy's, and a table with inserted and deleted rules.
 func TestHandlesComeBack(t *testing.T) {
 	t.Parallel()
 	text := services(t, services100)
@@ -85,8 +85,8 @@ func TestHandlesFarApart(t *testing.T) {
 	}
 }
 
-// TestOwnersHandles: libvirt deletes a rule by the handle that the kernel gave it. After each
-// kind of repair it must hit the same rule, even if other rules were deleted before.
+// TestOwnersHandles: libvirt deletes a rule by the handle that the kernel gave it. After each kind
+// of repair it must hit the same rule, even if other rules were deleted before.
 func TestOwnersHandles(t *testing.T) {
 	for _, test := range []struct {
 		name   string
@@ -133,8 +133,8 @@ func TestOwnersHandles(t *testing.T) {
 	}
 }
 
-// TestOwnersNewerWord: an owner that remembers handles writes a rule after a flush. The repair
-// must not delete that rule.
+// TestOwnersNewerWord: an owner that remembers handles writes a rule after a flush. The repair must
+// not delete that rule.
 func TestOwnersNewerWord(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")

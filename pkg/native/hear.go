@@ -47,8 +47,8 @@ type Commit struct {
 	Deeds map[tableid.TableID]*Deed
 	// WitnessLost has the families that lost their witness.
 	WitnessLost map[tableid.Family]bool
-	// Before has the followed tables that the commit touched, as they were before it. Only
-	// commits that Suspect has named have them.
+	// Before has the followed tables that the commit touched, as they were before it. Only commits
+	// that Suspect has named have them.
 	Before map[tableid.TableID]Before
 }
 
@@ -104,8 +104,8 @@ func (k *Kernel) hear(genid uint32) error {
 			k.rec.drop()
 			k.torn, k.overflowed = true, false
 			k.follow.drop()
-			// The genid shows a commit before its notifications arrive. If it shows none, the
-			// next commit will be complete.
+			// The genid shows a commit before its notifications arrive. If it shows none, the next
+			// commit will be complete.
 			if now, err := k.conn.Genid(); err == nil && now == k.upTo {
 				k.torn = false
 			}
@@ -193,15 +193,15 @@ func (k *Kernel) before(c Commit, genid uint32) map[tableid.TableID]Before {
 }
 
 // Capture is the package's Capture at less cost. It reads a set that no process can change only
-// once, or takes it from the notifications of the commit that made it. It reads everything else
-// now, so it proves a write. Drifted names followed tables that differ from the read, which is a
-// fault of canaryd or the kernel.
+// once, or takes it from the notifications of the commit that made it. It reads all else now, so it
+// proves a write. Drifted names followed tables that differ from the read, a fault of canaryd or
+// the kernel.
 func (k *Kernel) Capture(wanted func(nft.Table) bool) (*Ruleset, error) {
 	return k.read(wanted, false)
 }
 
-// Follow returns the same as Capture. It reads a table once, and then applies the notifications
-// of each commit. It reads a table again only if notifications were missed or are incomplete. It
+// Follow returns the same as Capture. It reads a table once, and then applies the notifications of
+// each commit. It reads a table again only if notifications were missed or are incomplete. It
 // always reads tables with flowtables or with chains of devices.
 func (k *Kernel) Follow(wanted func(nft.Table) bool) (*Ruleset, error) {
 	return k.read(wanted, true)

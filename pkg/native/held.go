@@ -15,8 +15,7 @@ type Held struct {
 	Name string         `json:"name"` // its own name, or the name of a rule's chain or an element's set
 	Text string         `json:"text"` // in words
 	Why  string         `json:"why"`
-	// Waits: the kernel would accept it, but it must not be in force without a rule in front of
-	// it.
+	// Waits: the kernel would accept it, but it must not be in force without a rule in front of it.
 	Waits bool `json:"waits,omitempty"`
 	// Fleeting: packets or time may remove it.
 	Fleeting bool `json:"-"`

@@ -113,8 +113,8 @@ func expressionsOf(s *Set, e Element) (list []byte) {
 	return list
 }
 
-// eachNamed calls f for each chain, set, object and flowtable that expressions name. It also
-// looks into the nameless chains and sets among them.
+// eachNamed calls f for each chain, set, object and flowtable that expressions name. It also looks
+// into the nameless chains and sets among them.
 func (h *holder) eachNamed(list []byte, f func(Spot)) {
 	seen := map[Spot]bool{} // data from a file may have loops
 	var each func(list []byte)
@@ -164,8 +164,7 @@ func (h *holder) eachNamed(list []byte, f func(Spot)) {
 	each(list)
 }
 
-// take leaves out a refused part, and reports whether it can: not if the part is in force
-// already.
+// take leaves out a refused part, and reports whether it can: not if the part is in force already.
 func (h *holder) take(s Spot, why string) bool {
 	if s = h.owner(s); h.nameless(s) || !h.writes(s) {
 		return false

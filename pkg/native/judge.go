@@ -61,8 +61,8 @@ type Finding struct {
 	Changes []Change // changes of content; an intact table has none
 }
 
-// Judge returns the finding for a table. The owner has the last word. A change that may be its
-// own is no loss, unless the table exists without the parts that carry traffic into it.
+// Judge returns the finding for a table. The owner has the last word. A change that may be its own
+// is no loss, unless the table exists without the parts that carry traffic into it.
 func Judge(e Evidence) Finding {
 	f := Finding{Verdict: Changed, Why: "its owner changed it", Changes: Diff(e.Was, e.Now)}
 	switch {
@@ -187,8 +187,8 @@ func (e *Evidence) judgeParts(f *Finding) {
 // decision.
 func (f Finding) Open() bool { return f.Verdict == Emptied && f.Remedy == NoRemedy }
 
-// missed judges a part that no known commit emptied. keeps is the result for a part that its
-// owner never empties.
+// missed judges a part that no known commit emptied. keeps is the result for a part that its owner
+// never empties.
 func (e *Evidence) missed(habit owners.Habit, keeps loss) loss {
 	switch {
 	case !e.Missed || e.Habits.Resyncs && habit == owners.Empties:
@@ -321,8 +321,7 @@ func (e *Evidence) unprotected(was *Chain) bool {
 	})
 }
 
-// leftSiblings reports whether the table still has a rule with the comment of a rule of the
-// chain.
+// leftSiblings reports whether the table still has a rule with the comment of a rule of the chain.
 func (e *Evidence) leftSiblings(was *Chain) bool {
 	return slices.ContainsFunc(was.Rules, func(r Rule) bool {
 		of := r.comment()
@@ -348,9 +347,9 @@ func (e *Evidence) ruleless() bool {
 	return slices.ContainsFunc(e.Was.Chains, had) && !slices.ContainsFunc(e.Now.Chains, had)
 }
 
-// onlyEmptied reports whether a commit took elements and nothing else, and emptied each set that
-// it touched. One set must have lost least elements or more, and at least two if there are
-// several sets. An owner that removes a service takes one element from each of several sets.
+// onlyEmptied reports whether a commit took elements and nothing else, and emptied each set that it
+// touched. One set must have lost least elements or more, and at least two if there are several
+// sets. An owner that removes a service takes one element from each of several sets.
 func (e *Evidence) onlyEmptied(d *Deed, least int) bool {
 	if d == nil || len(d.Rules) > 0 || d.Lost > 0 {
 		return false

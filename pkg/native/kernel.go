@@ -45,9 +45,9 @@ func (k *Kernel) setWitness(family tableid.Family, w Witness) {
 
 // Write writes repairs, and plants witnesses by their nonces, in one transaction that the kernel
 // accepts only at that genid. If the kernel refuses parts of a table, Write leaves them out, with
-// all parts that must not be written without them. Then it sends the transaction again.
-// Repair.Held names these parts. left are the network devices that were left out, because the
-// node lacks them. The error is nft.ErrStale if another process wrote, or a *nft.RefusedError.
+// all parts that must not be written without them. Then it sends the transaction again. Repair.Held
+// names these parts. left are the network devices that were left out, because the node lacks them.
+// The error is nft.ErrStale if another process wrote, or a *nft.RefusedError.
 func (k *Kernel) Write(genid uint32, repairs []Repair, witnesses map[tableid.Family]string) (left []string, err error) {
 	for range refusalsMost {
 		b := nft.NewBatch()
@@ -84,7 +84,6 @@ func (k *Kernel) Append(b *nft.Batch, repairs []Repair, witnesses map[tableid.Fa
 	return left, nil
 }
 
-// plant plants witnesses by their nonces.
 func (k *Kernel) plant(b *nft.Batch, witnesses map[tableid.Family]string) error {
 	for _, family := range slices.Sorted(maps.Keys(witnesses)) {
 		w := NewWitness(witnesses[family], k.taken[family])
@@ -96,8 +95,8 @@ func (k *Kernel) plant(b *nft.Batch, witnesses map[tableid.Family]string) error 
 	return nil
 }
 
-// RemoveWitnesses deletes the witnesses of all families. Tables of other processes with such a
-// name stay.
+// RemoveWitnesses deletes the witnesses of all families. Tables of other processes with such a name
+// stay.
 func RemoveWitnesses(port uint32) error {
 	conn, _, err := nft.DialIfAny()
 	if conn == nil {

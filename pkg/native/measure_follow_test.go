@@ -17,8 +17,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// TestMeasureFollow prints two processor times: to learn that the endpoints of one service
-// changed, and to read the whole table. NATIVE_TEXT names a file such as
+// TestMeasureFollow prints two processor times: to learn that the endpoints of one service changed,
+// and to read the whole table. NATIVE_TEXT names a file such as
 // hack/bench/heal/testdata/services-100.nft.gz.
 func TestMeasureFollow(t *testing.T) {
 	path := os.Getenv("NATIVE_TEXT")

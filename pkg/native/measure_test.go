@@ -18,8 +18,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/native"
 )
 
-// TestMeasureReplay prints the time of a replay, and of "nft -f" with the same text, as medians
-// of five. NATIVE_TEXT names a file such as ../../hack/bench/heal/testdata/services-100.nft.gz.
+// TestMeasureReplay prints the time of a replay, and of "nft -f" with the same text, as medians of
+// five. NATIVE_TEXT names a file such as ../../hack/bench/heal/testdata/services-100.nft.gz.
 func TestMeasureReplay(t *testing.T) {
 	path := os.Getenv("NATIVE_TEXT")
 	if path == "" {

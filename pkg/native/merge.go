@@ -11,8 +11,8 @@ import (
 
 // With returns the present table with quarantined parts in their places, and these places. still
 // are the parts that stay in quarantine: no part that is in force again, or that its owner has
-// decided about. The owner has decided if it removed the chain or set of a rule or element. It
-// has also decided if it made a part of that name, or wrote all neighbouring rules again.
+// decided about. The owner has decided if it removed the chain or set of a rule or element. So it
+// has if it made a part of that name, or wrote all neighbours again.
 func (t *Table) With(held []Held) (whole *Table, fresh map[Spot]bool, still []Held) {
 	w := *t
 	w.Chains, w.Sets = slices.Clone(t.Chains), slices.Clone(t.Sets)
@@ -110,7 +110,6 @@ func (m *merger) addSet(s Set) {
 	m.t.Sets = append(m.t.Sets, s)
 }
 
-// element adds an element to its set.
 func (m *merger) element(of Held) bool {
 	i, stands := m.sets[of.Name]
 	if !stands {
@@ -173,8 +172,8 @@ func (m *merger) rule(of Held) bool {
 }
 
 // belongings adds the parts that belong to a rule or element, and returns the rule. A set gets
-// another name if the kernel has reused its name since. The kernel does not reuse the names of
-// such chains.
+// another name if the kernel has reused its name since. The kernel does not reuse the names of such
+// chains.
 func (m *merger) belongings(of Held) Rule {
 	w := &writer{rename: map[string]string{}}
 	for _, s := range of.Sets {

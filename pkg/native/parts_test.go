@@ -23,8 +23,8 @@ var ownersTables = []struct {
 	accepted    []string
 	// others are accepted from a shell, too.
 	others []string
-	// open has the parts that wait for a decision if the commit was missed. resynced has the
-	// parts that are accepted then. All others come back then, too.
+	// open has the parts that wait for a decision if the commit was missed. resynced has the parts
+	// that are accepted then. All others come back then, too.
 	open, resynced []string
 }{
 	{"kube-proxy", kubeProxy, nil, nil, []string{"cluster-ips"}, []string{"no-endpoint-services"}},
@@ -41,8 +41,8 @@ var ownersTables = []struct {
 }
 
 // TestEachPartFlushedAlone: each chain and each set of each owner's table is flushed, and nothing
-// else. It must come back, or be accepted and reported. If the commit was missed, it may wait for
-// a decision. A shell's or a script's flush of an owner's table must not be accepted.
+// else. It must come back, or be accepted and reported. If the commit was missed, it may wait for a
+// decision. A shell's or a script's flush of an owner's table must not be accepted.
 func TestEachPartFlushedAlone(t *testing.T) {
 	t.Parallel()
 	nstest.Run(t, func(t *testing.T) {
@@ -164,9 +164,9 @@ func partsOf(table *native.Table) (parts []tablePart) {
 	return parts
 }
 
-// TestAFlushedBlocklistIsSaid: elements with timeouts are no content, because time removes them.
-// A commit that takes several and leaves none must be reported anyway. Single deletions must not
-// be reported.
+// TestAFlushedBlocklistIsSaid: elements with timeouts are no content, because time removes them. A
+// commit that takes several and leaves none must be reported anyway. Single deletions must not be
+// reported.
 func TestAFlushedBlocklistIsSaid(t *testing.T) {
 	const table = `table inet fw {
 	set banned {

@@ -10,16 +10,16 @@ import (
 )
 
 // Refill writes the lost parts of an existing table into a batch. These are the rules of chains
-// that are empty or gone, the elements of empty sets, and all parts that they need. A part that
-// has other content now is its owner's newer word, and stays. An emptied chain to which nothing
-// leads stays too, unless the table has no rule at all. An owner empties a chain before it
-// deletes it. Guard the batch by the genid at which now was read, and after an error cut it back.
+// that are empty or gone, the elements of empty sets, and all parts that they need. A part that has
+// other content now is its owner's newer word, and stays. An emptied chain to which nothing leads
+// stays too, unless the table has no rule at all. An owner empties a chain before it deletes it.
+// Guard the batch by the genid at which now was read, and after an error cut it back.
 func (t *Table) Refill(b *nft.Batch, now *Table, o Options) (left []string, err error) {
 	return t.refill(b, now, o, false)
 }
 
-// Merge is Refill that also writes the missing elements of a set that has half of them at most.
-// The present elements stay.
+// Merge is Refill that also writes the missing elements of a set that has half of them at most. The
+// present elements stay.
 func (t *Table) Merge(b *nft.Batch, now *Table, o Options) (left []string, err error) {
 	return t.refill(b, now, o, true)
 }

@@ -78,7 +78,6 @@ func (f *follower) fleeting() []refreshed {
 	return all
 }
 
-// elements reads the elements of one followed set.
 func (k *Kernel) elements(r refreshed) ([]Element, error) {
 	id := r.f.head.ID
 	all, err := elementsOf(k.conn, id, r.s.Name)

@@ -76,8 +76,8 @@ func TestWhatPacketsAddIsRead(t *testing.T) {
 	})
 }
 
-// TestTimeoutsOfFollowedElements: an element is added long after the read of its table. The rest
-// of its timeout must be right for the table's time.
+// TestTimeoutsOfFollowedElements: an element is added long after the read of its table. The rest of
+// its timeout must be right for the table's time.
 func TestTimeoutsOfFollowedElements(t *testing.T) {
 	t.Parallel()
 	nstest.Run(t, func(t *testing.T) {
@@ -133,8 +133,7 @@ func TestWhatIsMissedIsRead(t *testing.T) {
 		if wantFollowed(t, k, conn) != 1 {
 			t.Fatal("it is not followed: this shows nothing")
 		}
-		// This is an owner's storm. Each rule is a notification, and so many do not fit into 8
-		// MiB.
+		// This is an owner's storm. Each rule is a notification, and so many do not fit into 8 MiB.
 		nstest.CommandInput(t, "add table ip other\nadd chain ip other c\n"+strings.Repeat("add rule ip other c tcp dport 80 accept\n", 45_000)+
 			"delete table ip other\ndelete element ip kube-proxy cluster-ips { 172.30.0.2 }\n", "nft", "-f", "-")
 		if wantFollowed(t, k, conn) != 0 {
@@ -229,8 +228,8 @@ func TestDestroyedIsDeleted(t *testing.T) {
 	})
 }
 
-// TestAQuotaIsNoDeed: the kernel notifies that packets have used up a quota. That must not count
-// as a deed.
+// TestAQuotaIsNoDeed: the kernel notifies that packets have used up a quota. That must not count as
+// a deed.
 func TestAQuotaIsNoDeed(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft", "ip")

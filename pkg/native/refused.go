@@ -75,8 +75,8 @@ func (w *writer) leaves(kind nft.ObjectKind, of any, in int) bool {
 	return held || w.o.fresh != nil && !w.o.fresh[s]
 }
 
-// position returns the handle of the rule before which a rule is inserted, and the message's
-// flags. Without a handle the rule is appended.
+// position returns the handle of the rule before which a rule is inserted, and the message's flags.
+// Without a handle the rule is appended.
 func (w *writer) position(c *Chain, at int) (uint64, netlink.HeaderFlags) {
 	if w.o.fresh != nil {
 		for _, r := range c.Rules[at+1:] {
@@ -100,8 +100,7 @@ func (w *writer) add(s *Set) error {
 	return nil
 }
 
-// blames reports whether the kernel refused a message for its content, and not for want of
-// memory.
+// blames reports whether the kernel refused a message for its content, and not for want of memory.
 func blames(refused *nft.RefusedError) bool {
 	return !slices.ContainsFunc([]error{unix.ENOMEM, unix.ENOBUFS, unix.EINTR, unix.EAGAIN}, func(e error) bool { return errors.Is(refused.Errno, e) })
 }
@@ -197,8 +196,8 @@ func leaveRefused(refused *nft.RefusedError, repairs []Repair, witnesses func(b 
 	return any
 }
 
-// Admission returns the repair that puts quarantined parts into a table, and the parts that stay
-// in quarantine: see With.
+// Admission returns the repair that puts quarantined parts into a table, and the parts that stay in
+// quarantine: see With.
 func Admission(now *Table, held []Held) (r Repair, still []Held) {
 	whole, fresh, still := now.With(held)
 	return Repair{Remedy: ByAdmission, Want: whole, Now: now, fresh: fresh}, still

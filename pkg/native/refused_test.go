@@ -175,8 +175,8 @@ func heldText(list []native.Held) (text []string) {
 }
 
 // TestOneRefusedPartCostsItself: the kernel refuses a part of a table. The replay must leave out
-// this part, parts that name it, and parts that must not be in force without it. All others must
-// be back, by each remedy, and be proved.
+// this part, parts that name it, and parts that must not be in force without it. All others must be
+// back, by each remedy, and be proved.
 func TestOneRefusedPartCostsItself(t *testing.T) {
 	t.Parallel()
 	nstest.Run(t, func(t *testing.T) {
@@ -286,8 +286,8 @@ func TestWhatIsHeldComesBack(t *testing.T) {
 	})
 }
 
-// TestWhatStaysRefusedCommitsNothing: the kernel still refuses quarantined parts. They must stay
-// in quarantine, and no process may hear of the try.
+// TestWhatStaysRefusedCommitsNothing: the kernel still refuses quarantined parts. They must stay in
+// quarantine, and no process may hear of the try.
 func TestWhatStaysRefusedCommitsNothing(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
@@ -320,8 +320,8 @@ func TestWhatStaysRefusedCommitsNothing(t *testing.T) {
 	})
 }
 
-// TestARefusedSetThatManyRulesName: the kernel complains of more messages than a socket's queue
-// can take. The first complaints must be enough.
+// TestARefusedSetThatManyRulesName: the kernel complains of more messages than a socket's queue can
+// take. The first complaints must be enough.
 func TestARefusedSetThatManyRulesName(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
@@ -363,8 +363,8 @@ func TestATableThatIsRefusedIsNotTornApart(t *testing.T) {
 	})
 }
 
-// TestHandlesSurviveARefusedRule: a rule of an owner that remembers handles is left out. All
-// other rules must keep their handles.
+// TestHandlesSurviveARefusedRule: a rule of an owner that remembers handles is left out. All other
+// rules must keep their handles.
 func TestHandlesSurviveARefusedRule(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")

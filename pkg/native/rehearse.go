@@ -33,10 +33,10 @@ func (e *UnreplayableError) Unwrap() error { return e.Why }
 // rehearsalName is the table's name in a rehearsal. The kernel never makes that table.
 const rehearsalName = "canaryd-rehearsal"
 
-// Rehearse has the kernel check a table's replay without doing it. The rehearsed table has
-// another name and is attached to nothing. The transaction has no end, so the kernel gives it up.
-// The genid does not change and no process is notified. A rehearsal costs as much as the replay,
-// with the kernel's commit lock held. A refusal is an *UnreplayableError.
+// Rehearse has the kernel check a table's replay without doing it. The rehearsed table has another
+// name and is attached to nothing. The transaction has no end, so the kernel gives it up. The genid
+// does not change and no process is notified. A rehearsal costs as much as the replay, with the
+// kernel's commit lock held. A refusal is an *UnreplayableError.
 func (t *Table) Rehearse() error {
 	if t.Immune() {
 		return fmt.Errorf("table %s: %w", t.ID, ErrImmune)
@@ -76,9 +76,8 @@ func (t *Table) Rehearse() error {
 }
 
 // Piece returns a part of a table that can be rehearsed by itself, of about most rules and
-// elements. next is the beginning of the next piece; 0: there is none. The first piece begins at
-// 0. A piece has all parts that it names: chains without their rules, and sets without their
-// elements.
+// elements. next is the beginning of the next piece; 0: there is none. The first piece begins at 0.
+// A piece has all parts that it names: chains without their rules, and sets without their elements.
 func (t *Table) Piece(from, most int) (piece *Table, next int) {
 	size := 0
 	for i := range t.Chains {

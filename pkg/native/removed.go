@@ -23,20 +23,19 @@ type Removed struct {
 	Gone int            // rules, or elements of a set
 	Left int
 	By   *Deed // the last deed that took from it; nil: not known
-	// Chains and Elements count the chains and elements that a table lost together with its
-	// rules.
+	// Chains and Elements count the chains and elements that a table lost together with its rules.
 	Chains, Elements int
 }
 
-// LargeRemovals returns the removals that are reported when they are learned as the owner's
-// doing. These are more than half of a table, or else of a chain or set. They are also all rules
-// of a chain that packets still reach, and all elements of a set, by a commit that did nothing
-// else. The last jump to a chain that keeps its rules is reported if a commit only took. deeds
-// are the deeds since was, the oldest first.
+// LargeRemovals returns the removals that are reported when they are learned as the owner's doing.
+// These are more than half of a table, or else of a chain or set. They are also all rules of a
+// chain that packets still reach, and all elements of a set, by a commit that did nothing else. The
+// last jump to a chain that keeps its rules is reported if a commit only took. deeds are the deeds
+// since was, the oldest first.
 //
-// It is everyday work if a chain is deleted with all jumps to it, or a set with all rules that
-// name it. So is each deed that is known to be the owner's. Elements that packets add or time
-// removes count only if one commit took several and no other is left.
+// It is everyday work if a chain is deleted with all jumps to it, or a set with all rules that name
+// it. So is each deed that is known to be the owner's. Elements that packets add or time removes
+// count only if one commit took several and no other is left.
 func LargeRemovals(was, now *Table, deeds []*Deed) []Removed {
 	return slices.DeleteFunc(largeRemovals(Evidence{Was: was, Now: now, Deeds: deeds}), func(r Removed) bool {
 		return r.By != nil && r.By.By == Owner

@@ -22,11 +22,10 @@ type Repair struct {
 	fresh  map[Spot]bool // for ByAdmission: missing parts
 }
 
-// NewRepair returns the repair of a table. now is the present table, or nil. age is the time
-// since want was read. The kernel never changes the comment of an existing table
-// (nf_tables_updtable reads its flags). So a table that was made again without its comment, and
-// has no rule and no element, is replaced and not refilled. A set with some of its elements is
-// its owner's newer word.
+// NewRepair returns the repair of a table. now is the present table, or nil. want was read that
+// long ago. The kernel never changes the comment of a table (nf_tables_updtable reads its flags).
+// So a table that was made again without its comment, and has no rule and no element, is replaced
+// and not refilled. A set with some of its elements is its owner's newer word.
 func NewRepair(remedy Remedy, want, now *Table, age time.Duration) Repair {
 	r := Repair{Remedy: remedy, Want: want, Now: now, Age: age}
 	if remedy == ByRefill && now.Flags == want.Flags && comment(attrOf(now.Attrs, tableUserdata)) == "" &&
@@ -101,10 +100,9 @@ func (r Repair) merged(now *Table) bool {
 	})
 }
 
-// Repaired reports whether a table is as a repair should leave it. now is a read after the
-// repair. lacking means that the repair left out devices. After a refill, all parts that it put
-// back must exist, and the owner's newer words too. Parts that the repair left out are not
-// missing.
+// Repaired reports whether a table is as a repair should leave it. now is a read after the repair.
+// lacking means that the repair left out devices. After a refill, all parts that it put back must
+// exist, and the owner's newer words too. Parts that the repair left out are not missing.
 func (r Repair) Repaired(now *Table, lacking bool) bool {
 	if now == nil || r.Remedy == ByMerge && !r.merged(now) {
 		return false

@@ -71,8 +71,8 @@ func putsBack(t *testing.T, conn *nft.Conn, script string) {
 	}
 }
 
-// TestARefillLeavesTheOwnersWord: the owner deletes elements and a chain's rules, and then a
-// flush empties another chain. The refill must put back only the flushed chain.
+// TestARefillLeavesTheOwnersWord: the owner deletes elements and a chain's rules, and then a flush
+// empties another chain. The refill must put back only the flushed chain.
 func TestARefillLeavesTheOwnersWord(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
@@ -293,8 +293,8 @@ func TestTheWitnessIsPlanted(t *testing.T) {
 	})
 }
 
-// TestSetsOfIntervalsThatRunOut: a set with intervals and timeouts must come back. An interval
-// that has expired meanwhile must come back with neither end.
+// TestSetsOfIntervalsThatRunOut: a set with intervals and timeouts must come back. An interval that
+// has expired meanwhile must come back with neither end.
 func TestSetsOfIntervalsThatRunOut(t *testing.T) {
 	sets := map[string]string{
 		"the set's timeout":        "set s { type ipv4_addr; flags interval,timeout; timeout 1h; elements = { 192.0.2.0/24, 198.51.100.7 expires 10m, 203.0.113.0-203.0.113.9 }; }",
@@ -346,8 +346,8 @@ func TestSetsOfIntervalsThatRunOut(t *testing.T) {
 	}
 }
 
-// TestATablesCommentComesBack: a table was made again without its comment. It must get the
-// comment back if its owner has written nothing into it. Else it must keep the owner's content.
+// TestATablesCommentComesBack: a table was made again without its comment. It must get the comment
+// back if its owner has written nothing into it. Else it must keep the owner's content.
 func TestATablesCommentComesBack(t *testing.T) {
 	const owned = `table ip owned { comment "rules of an owner"
 		set s { type ipv4_addr; elements = { 10.0.0.1, 10.0.0.2 } }

@@ -21,8 +21,8 @@ type Ruleset struct {
 	uses map[tableid.TableID][]uint32
 	// known has the tables that were followed instead of read.
 	known map[tableid.TableID]knownTable
-	// Drifted lists, in order, the tables whose read differs from the notifications of all
-	// commits. There should be none.
+	// Drifted lists, in order, the tables whose read differs from the notifications of all commits.
+	// There should be none.
 	Drifted []tableid.TableID
 }
 
@@ -167,8 +167,8 @@ func (t *Table) setsByName() map[string]*Set {
 	return all
 }
 
-// Empty reports whether the table has no effect on packets: it has no rule, no element, and no
-// base chain that drops by policy.
+// Empty reports whether the table has no effect on packets: it has no rule, no element, and no base
+// chain that drops by policy.
 func (t *Table) Empty() bool {
 	if _, rules, elements := t.Counts(); rules+elements > 0 {
 		return false
@@ -182,8 +182,8 @@ func closes(chain []byte) bool {
 	return has(chain, unix.NFTA_CHAIN_POLICY) && number(chain, unix.NFTA_CHAIN_POLICY) == drop
 }
 
-// Policies returns the base chains in their order, and their policies in iptables' words: ACCEPT
-// or DROP.
+// Policies returns the base chains in their order, and their policies in iptables' words: ACCEPT or
+// DROP.
 func (t *Table) Policies() (chains []string, policies map[string]string) {
 	policies = map[string]string{}
 	for i := range t.Chains {

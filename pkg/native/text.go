@@ -13,8 +13,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A Line is one part of a table in words for people. The part is the table itself, a chain, a
-// rule, a set, an element, an object or a flowtable.
+// A Line is one part of a table in words for people. The part is the table itself, a chain, a rule,
+// a set, an element, an object or a flowtable.
 type Line struct {
 	Kind nft.ObjectKind
 	Of   string // the chain of a rule, the set of an element, else the part's own name
@@ -35,9 +35,9 @@ func (t *Table) Lines() iter.Seq[Line] {
 	}
 }
 
-// linesOf yields the lines of some parts: chains with their rules, sets with their elements, and
-// so on. With c it leaves out elements that packets and time change, and yields the digest of
-// each rule. Two rules may have one text, as in nft itself.
+// linesOf yields the lines of some parts: chains with their rules, sets with their elements, and so
+// on. With c it leaves out elements that packets and time change, and yields the digest of each
+// rule. Two rules may have one text, as in nft itself.
 func (t *Table) linesOf(wanted func(nft.ObjectKind, string) bool, c *contents) iter.Seq2[Line, Digest] {
 	return func(yield func(Line, Digest) bool) {
 		w := &words{family: t.ID.Family, chains: t.chainsByName(), sets: t.setsByName()}
@@ -81,7 +81,6 @@ func (t *Table) linesOf(wanted func(nft.ObjectKind, string) bool, c *contents) i
 	}
 }
 
-// sayElements says a set and its elements.
 func (w *words) sayElements(s *Set, all bool, say func(nft.ObjectKind, string, string)) {
 	say(nft.Sets, s.Name, w.set(s))
 	for _, text := range w.elements(s, typesOf(number(s.Attrs, unix.NFTA_SET_KEY_TYPE)), 0, all) {
@@ -89,8 +88,8 @@ func (w *words) sayElements(s *Set, all bool, say func(nft.ObjectKind, string, s
 	}
 }
 
-// Difference returns in words the parts that a table has lost and gained, each in the order of
-// its table. nil means no table. Rules in another order are in neither.
+// Difference returns in words the parts that a table has lost and gained, each in the order of its
+// table. nil means no table. Rules in another order are in neither.
 func Difference(was, now *Table) (lost, got []Line) {
 	type part struct {
 		kind nft.ObjectKind
@@ -158,8 +157,8 @@ func objectWords(o Object) string {
 }
 
 const (
-	// mostDepth bounds how deep the parts of a rule are shown within it, and mostInlined how
-	// many: messages of a hostile kernel may have loops. 5,000 services have 10,000 such parts.
+	// mostDepth bounds how deep the parts of a rule are shown within it, and mostInlined how many:
+	// messages of a hostile kernel may have loops. 5,000 services have 10,000 such parts.
 	mostDepth   = 8
 	mostInlined = 1 << 20
 )
@@ -268,7 +267,6 @@ func deviceWords(hook []byte) string {
 	return " devices = { " + strings.Join(devices, ", ") + " }"
 }
 
-// rule says a rule's expressions.
 func (w *words) rule(r Rule, depth int) string {
 	text := w.expressions(r.expressions(), depth)
 	if userdata := attrOf(r.Attrs, unix.NFTA_RULE_USERDATA); comment(userdata) == "" && len(userdata) > 0 {

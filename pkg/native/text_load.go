@@ -145,7 +145,6 @@ type field struct {
 	kind         *dataType
 }
 
-// headers are the fields of protocols.
 var headers = map[string][]field{
 	"ip": {{12, 4, "saddr", typeIPv4}, {16, 4, "daddr", typeIPv4}, {9, 1, "protocol", typeProto}, {8, 1, "ttl", typeInteger}, {2, 2, "length", typeInteger}, {4, 2, "id", typeInteger},
 		{6, 2, "frag-off", typeInteger}, {10, 2, "checksum", typeInteger}},

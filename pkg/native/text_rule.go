@@ -71,7 +71,6 @@ func (e expression) value(kind uint16) []byte {
 	return nft.AttrPath(e.data, kind, unix.NFTA_DATA_VALUE)
 }
 
-// expressions says a list of expressions.
 func (w *words) expressions(list []byte, depth int) string {
 	s := &sentence{w: w, depth: depth, registers: map[int]term{}}
 	switch w.family {
@@ -252,7 +251,6 @@ func (t term) said(as *dataType) string {
 
 var operators = []string{"==", "!=", "<", "<=", ">", ">="}
 
-// compare says a comparison.
 func (s *sentence) compare(e expression) bool {
 	t, value, op := s.at(e.number(unix.NFTA_CMP_SREG)), e.value(unix.NFTA_CMP_DATA), e.number(unix.NFTA_CMP_OP)
 	if value == nil || op >= uint32(len(operators)) {

@@ -20,8 +20,8 @@ type Flow struct {
 //
 // It knows less than the kernel, but each report is certain. It takes the first packet of a flow
 // through the rules, with its addresses, its ports, and the marks that these rules set. Other
-// conditions, such as an interface or a set that rules fill, may match or not. Then it follows
-// both ways. It is not safe for concurrent use.
+// conditions, such as an interface or a set that rules fill, may match or not. Then it follows both
+// ways. It is not safe for concurrent use.
 type Translations struct {
 	family tableid.Family
 	local  func(netip.Addr) bool
@@ -48,9 +48,9 @@ const (
 	hookPostrouting = 4
 )
 
-// TranslationsOf returns the translations of IPv4 or IPv6 flows by tables on a node. local
-// reports whether an address is one of the node's own. Tables that are dormant or of other
-// families do nothing.
+// TranslationsOf returns the translations of IPv4 or IPv6 flows by tables on a node. local reports
+// whether an address is one of the node's own. Tables that are dormant or of other families do
+// nothing.
 func TranslationsOf(tables []*Table, f tableid.Family, local func(netip.Addr) bool) *Translations {
 	t := &Translations{family: f, local: local, hooks: map[uint32][]natEntry{}}
 	for _, table := range tables {
@@ -166,8 +166,8 @@ type natStep struct {
 	falls bool // behind the chain
 }
 
-// follow takes the flow to the target of a verdict. The next rule follows only if the verdict
-// says so.
+// follow takes the flow to the target of a verdict. The next rule follows only if the verdict says
+// so.
 func (w *natWalk) follow(v natVerdict, depth int) natStep {
 	switch v.code {
 	case unix.NFT_CONTINUE:

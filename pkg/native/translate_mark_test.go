@@ -12,8 +12,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// TestMasquerades: a table has sent a flow to a backend. Masquerades must say whether it
-// certainly changes the flow's source, too.
+// TestMasquerades: a table has sent a flow to a backend. Masquerades must say whether it certainly
+// changes the flow's source, too.
 func TestMasquerades(t *testing.T) {
 	const (
 		mark   = "meta mark set meta mark | 0x4000; "
@@ -69,8 +69,8 @@ func TestMasquerades(t *testing.T) {
 	})
 }
 
-// TestMasqueradesServices: kube-proxy's table must masquerade flows to services from outside of
-// the pods' network, and no others.
+// TestMasqueradesServices: kube-proxy's table must masquerade flows to services from outside of the
+// pods' network, and no others.
 func TestMasqueradesServices(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")

@@ -45,7 +45,6 @@ func verdictIn(data []byte) natVerdict {
 	return natVerdict{int32(number(nft.AttrPath(data, unix.NFTA_DATA_VERDICT), unix.NFTA_VERDICT_CODE)), jumpOf(data)}
 }
 
-// rule takes the flow through one rule.
 func (w *natWalk) rule(r Rule, depth int) natStep {
 	regs, sure, before := &registers{}, true, w.mark
 	defer func() {

@@ -45,8 +45,8 @@ func flowOf(protocol uint8, from, to string) native.Flow {
 
 var serviceElement = regexp.MustCompile(`^\s*(?:elements = \{ )?([0-9.]+) \. (tcp|udp) \. (\d+)(?: comment "[^"]*")? : goto (service|external)-`)
 
-// TestTranslatesServices: kube-proxy's table must certainly translate each flow to a service,
-// from a pod, from the node and from a stranger. It must translate no other flow.
+// TestTranslatesServices: kube-proxy's table must certainly translate each flow to a service, from
+// a pod, from the node and from a stranger. It must translate no other flow.
 func TestTranslatesServices(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
@@ -84,8 +84,8 @@ func TestTranslatesServices(t *testing.T) {
 	})
 }
 
-// TestTranslatesForms: these are rules of owners and users, and conditions that make a
-// translation uncertain.
+// TestTranslatesForms: these are rules of owners and users, and conditions that make a translation
+// uncertain.
 func TestTranslatesForms(t *testing.T) {
 	t.Parallel()
 	pod := "10.88.0.2:4000"
@@ -164,8 +164,7 @@ func TestTranslatesForms(t *testing.T) {
 	})
 }
 
-// loadTables loads one table for each text by a single execution of nft, and captures all of
-// them.
+// loadTables loads one table for each text by a single execution of nft, and captures all of them.
 func loadTables(t *testing.T, texts map[tableid.TableID]string) map[tableid.TableID]*native.Table {
 	t.Helper()
 	nstest.NeedProgram(t, "nft")

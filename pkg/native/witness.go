@@ -12,9 +12,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// WitnessName is the name of an empty table of canaryd's own in each family that it guards. A
-// flush of the ruleset deletes it, but no owner of another table does. If another process has a
-// table of that name, the witness's name gets a random end.
+// WitnessName is the name of an empty table of canaryd's own in each family that it guards. A flush
+// of the ruleset deletes it, but no owner of another table does. If another process has a table of
+// that name, the witness's name gets a random end.
 const WitnessName = "canaryd-witness"
 
 // A Witness is the state of the witness of one family.
@@ -54,8 +54,8 @@ func NewWitness(nonce string, taken bool) Witness {
 	return w
 }
 
-// FindWitness returns the witness of a family. It reads the names of all tables only if no
-// witness has the usual name.
+// FindWitness returns the witness of a family. It reads the names of all tables only if no witness
+// has the usual name.
 func FindWitness(conn *nft.Conn, family tableid.Family) (w Witness, err error) {
 	found, err := w.ask(conn, family, WitnessName)
 	if err != nil || w.Nonce != "" {

@@ -32,9 +32,9 @@ func squat(t *testing.T, name string) (leave func()) {
 	return func() { _ = unix.Close(fd) }
 }
 
-// TestAnotherProcessHasTheWitnesssName: no flush deletes a table that belongs to a process. So
-// the witness must get another name if a process has its name. A flush and a cleanup must find it
-// by that name.
+// TestAnotherProcessHasTheWitnesssName: no flush deletes a table that belongs to a process. So the
+// witness must get another name if a process has its name. A flush and a cleanup must find it by
+// that name.
 func TestAnotherProcessHasTheWitnesssName(t *testing.T) {
 	for _, test := range []struct {
 		name  string

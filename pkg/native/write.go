@@ -20,9 +20,8 @@ type Options struct {
 	// Age is the time since the table was read. It is subtracted from the rest of elements'
 	// timeouts. An element with no rest is not written.
 	Age time.Duration
-	// Lacks reports whether to leave a network device out of a chain or flowtable, because the
-	// node no longer has it; nil: none. A kernel may refuse a whole transaction for one such
-	// device.
+	// Lacks reports whether to leave a network device out of a chain or flowtable, because the node
+	// no longer has it; nil: none. A kernel may refuse a whole transaction for one such device.
 	Lacks func(of nft.ObjectKind, device string) bool
 
 	held   map[Spot]hold // left out
@@ -69,9 +68,8 @@ func newWriter(b *nft.Batch, t *Table, o Options) *writer {
 	return w
 }
 
-// Create writes the table and everything in it into a batch, which the kernel accepts only if
-// there is no such table. Create returns the devices that it left out. After an error cut the
-// batch back.
+// Create writes the table and everything in it into a batch, which the kernel accepts only if there
+// is no such table. Create returns the devices that it left out. After an error cut the batch back.
 func (t *Table) Create(b *nft.Batch, o Options) (left []string, err error) {
 	if t.Immune() {
 		return nil, fmt.Errorf("table %s: %w", t.ID, ErrImmune)
@@ -245,8 +243,8 @@ func (w *writer) newSet(s *Set) uint32 {
 }
 
 // elements writes the elements of a set; of names the set. It leaves out the end of an interval
-// whose beginning has expired. The elements are sorted, so an end follows its beginning. The
-// kernel may have dropped that beginning and still dump the end.
+// whose beginning has expired. The elements are sorted, so an end follows its beginning. The kernel
+// may have dropped that beginning and still dump the end.
 func (w *writer) elements(s *Set, of func()) {
 	var list []byte
 	first, end := 0, 0 // the elements in list
@@ -291,8 +289,8 @@ func (w *writer) elements(s *Set, of func()) {
 	flush()
 }
 
-// aged returns the element with the rest of its timeout reduced by age, nil if no rest is left.
-// The rest never exceeds the timeout. An element that was added after the read of its table has a
+// aged returns the element with the rest of its timeout reduced by age, nil if no rest is left. The
+// rest never exceeds the timeout. An element that was added after the read of its table has a
 // longer rest, counted from that read (Element.later). Linux 6.12 refuses that with ERANGE
 // (nft_add_set_elem).
 func (e Element) aged(age time.Duration, timeout uint64) Element {

@@ -91,8 +91,7 @@ func attacks() []attack {
 }
 
 // TestAttacks: rules are lost, and the hooks that the probe allows are open. Each flow must have
-// the fate that all rules give it. If the hooks stay shut, it must have its fate without a
-// standby.
+// the fate that all rules give it. If the hooks stay shut, it must have its fate without a standby.
 func TestAttacks(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		l := newLab(t, tableid.IPv4)
@@ -189,8 +188,8 @@ func TestWhatIsLeftOutLeavesNoMark(t *testing.T) {
 	})
 }
 
-// TestAffinityOutlivesAFlush: the list of clients is shared by its name. It must survive a flush
-// if the standby has a rule that names it.
+// TestAffinityOutlivesAFlush: the list of clients is shared by its name. It must survive a flush if
+// the standby has a rule that names it.
 func TestAffinityOutlivesAFlush(t *testing.T) {
 	for _, with := range []bool{true, false} {
 		t.Run(fmt.Sprintf("standby %t", with), func(t *testing.T) {

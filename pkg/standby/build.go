@@ -58,9 +58,8 @@ func (s *Standby) giveUp(id tableid.TableID) error {
 	return b.err
 }
 
-// build makes the empty table first, so that a refusal of the table itself is recognised, and
-// then its content. It calls pause after each of the other transactions. An error of pause ends
-// the build.
+// build makes the empty table first, so that its refusal says why, and then its content. It calls
+// pause after each of the other transactions. An error of pause ends the build.
 func (s *Standby) build(c *Copy, pause func() error) error {
 	if err := s.fits(c); err != nil {
 		return err
@@ -82,13 +81,13 @@ func (s *Standby) build(c *Copy, pause func() error) error {
 	return nil
 }
 
-// These are the main costs of a copy in the kernel's memory: 41,434 rules in 15,997 chains took
-// 26 MiB (Linux 6.18). A set of a native table counts with the elements that it has room for.
+// These are the main costs of a copy in the kernel's memory: 41,434 rules in 15,997 chains took 26
+// MiB (Linux 6.18). A set of a native table counts with the elements that it has room for.
 const (
 	ruleBytes = 700
 	setBytes  = 8 << 10
-	// roomFor is the free memory that a build requires, as a multiple of its own. The kernel has
-	// a changed part twice until it has freed the old one, and canaryd itself needs some.
+	// roomFor is the free memory that a build requires, as a multiple of its own. The kernel has a
+	// changed part twice until it has freed the old one, and canaryd itself needs some.
 	roomFor = 2
 	// roomLeast is for messages in transit.
 	roomLeast = 4 << 20

@@ -10,8 +10,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/standby"
 )
 
-// TestABuildInSteps: a copy must not be opened before its last step. A build that is given up
-// must leave no table. In the end the kernel must have the newer copy.
+// TestABuildInSteps: a copy must not be opened before its last step. A build that is given up must
+// leave no table. In the end the kernel must have the newer copy.
 func TestABuildInSteps(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-nft")
@@ -55,8 +55,8 @@ func TestABuildInSteps(t *testing.T) {
 	})
 }
 
-// TestACopyThatDoesNotFit: while the control group has no room for a copy, Put must begin
-// nothing. With room it must build the copy.
+// TestACopyThatDoesNotFit: while the control group has no room for a copy, Put must begin nothing.
+// With room it must build the copy.
 func TestACopyThatDoesNotFit(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-nft")

@@ -12,8 +12,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// TestAHookThatCannotBeShut: the socket accepts nothing any more. Shut must close it, and so
-// delete the open table.
+// TestAHookThatCannotBeShut: the socket accepts nothing any more. Shut must close it, and so delete
+// the open table.
 func TestAHookThatCannotBeShut(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		conn, err := nft.Dial()

@@ -14,8 +14,8 @@ import (
 // error that wraps it says why.
 var ErrUnavailable = errors.New("this table cannot be copied")
 
-// A Copy is the content of one table of the standby, made by Translate or TranslateNative. It is
-// a value.
+// A Copy is the content of one table of the standby, made by Translate or TranslateNative. It is a
+// value.
 type Copy struct {
 	ID tableid.TableID // of the table that was copied
 	// chains are the regular chains by name.
@@ -53,8 +53,8 @@ type hook struct {
 	// blocked says why the hook may be opened only while the real base chain is gone or empty. It
 	// is "" if the hook may be opened at any time.
 	blocked string
-	// real has the fingerprints of the real base chain's rules, without rules that do nothing.
-	// ours says which of them are protected.
+	// real has the fingerprints of the real base chain's rules, without rules that do nothing. ours
+	// says which of them are protected.
 	real []uint64
 	ours []bool
 }
@@ -100,8 +100,8 @@ func (c *Copy) Hooks() []Hook {
 	return slices.DeleteFunc(Hooks(), func(h Hook) bool { return c.hooks[h] == nil })
 }
 
-// Blocked says why a hook may be opened only while the real base chain is gone or empty. It
-// returns "" if the hook may be opened at any time.
+// Blocked says why a hook may be opened only while the real base chain is gone or empty. It returns
+// "" if the hook may be opened at any time.
 func (c *Copy) Blocked(h Hook) string {
 	if c.hooks[h] == nil {
 		return "the copy has no such hook"

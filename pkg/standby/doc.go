@@ -18,8 +18,8 @@
 // packets that another owner's rule exempts, and keeps a service alive that its owner removed. A
 // [Misses] reports packets that the copy would translate, and the real table did not.
 //
-// The copy accepts a packet unchanged if it does not know all rules for it. A flow is translated
-// as the whole real table would translate it, or not at all.
+// The copy accepts a packet unchanged if it does not know all rules for it. A flow is translated as
+// the whole real table would translate it, or not at all.
 //
 // Callers distinguish [ErrUnavailable], [ErrKernel], [ErrTaken], [ErrMemory], [ErrOutdated] and
 // [ErrNotBuilt], and the errors of package nft. A standby that fails is never a reason to delay a

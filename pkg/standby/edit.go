@@ -51,8 +51,8 @@ func match(old, next []uint64) (stays []bool, from []int) {
 	for i, d := range old {
 		places[d] = append(places[d], i)
 	}
-	// Find the longest increasing sequence of old places. tails has the last new rule of a
-	// sequence of each length. previous has the new rule before each in its sequence.
+	// Find the longest increasing sequence of old places. tails has the last new rule of a sequence
+	// of each length. previous has the new rule before each in its sequence.
 	var tails []int
 	previous := make([]int, len(next))
 	for i, d := range next {
@@ -86,8 +86,8 @@ func match(old, next []uint64) (stays []bool, from []int) {
 	return stays, from
 }
 
-// readHandles reads the handles of large chains after a write. A chain whose handles are not
-// known is written as a whole the next time.
+// readHandles reads the handles of large chains after a write. A chain whose handles are not known
+// is written as a whole the next time.
 func (s *Standby) readHandles(t *table) {
 	for name, c := range t.held.chains {
 		if len(c.digests) < largeChain || t.handles[name] != nil {

@@ -47,8 +47,8 @@ func class(asked, is netip.AddrPort) netip.AddrPort {
 	return is
 }
 
-// drawn sends flows twice and returns the classes of their fates. A port that is chosen among
-// many may by chance be the original port, but not twice.
+// drawn sends flows twice and returns the classes of their fates. A port that is chosen among many
+// may by chance be the original port, but not twice.
 func (l *lab) drawn(flows []flow) map[flow]fate {
 	l.Helper()
 	all := classes(l.fates(flows))
@@ -59,8 +59,8 @@ func (l *lab) drawn(flows []flow) map[flow]fate {
 	return all
 }
 
-// wilder returns the wider of two classes of one end, for which the kernel had more ports to
-// choose from.
+// wilder returns the wider of two classes of one end, for which the kernel had more ports to choose
+// from.
 func wilder(asked, a, b netip.AddrPort) netip.AddrPort {
 	if a.Port() == anyPort || b.Port() == asked.Port() {
 		return netip.AddrPortFrom(b.Addr(), a.Port())
@@ -71,8 +71,8 @@ func wilder(asked, a, b netip.AddrPort) netip.AddrPort {
 // untouched reports whether both ends of a flow are unchanged.
 func untouched(f flow, is fate) bool { return is.From == f.From && is.To == f.To }
 
-// TestTheCopyTranslatesAsTheRules sends packets through random rules, and through their copy
-// after the rules are deleted. Both must give the same addresses, ports and marks.
+// TestTheCopyTranslatesAsTheRules sends packets through random rules, and through their copy after
+// the rules are deleted. Both must give the same addresses, ports and marks.
 func TestTheCopyTranslatesAsTheRules(t *testing.T) {
 	for _, family := range []tableid.Family{tableid.IPv4, tableid.IPv6} {
 		t.Run(family.String(), func(t *testing.T) {

@@ -58,9 +58,9 @@ func verdict(list []byte, code uint32) []byte {
 	return expression(list, "immediate", data)
 }
 
-// acceptAsIs returns the only rule of a chain that is left out. It clears the bits of the mark
-// that other copied rules may have set on the packet's way here. With kube-proxy's bit, the
-// packet would be masqueraded but not sent to its service.
+// acceptAsIs returns the only rule of a chain that is left out. It clears the bits of the mark that
+// other copied rules may have set on the packet's way here. With kube-proxy's bit, the packet would
+// be masqueraded but not sent to its service.
 func acceptAsIs(marks uint32) rule {
 	var list []byte
 	if marks != 0 {

@@ -23,8 +23,8 @@ const (
 	gateSweep = time.Minute
 )
 
-// gateFlags allow rules to add elements, and elements to expire. gateRoom is the number of
-// elements in a set, including expired elements until the next sweep.
+// gateFlags allow rules to add elements, and elements to expire. gateRoom is the number of elements
+// in a set, including expired elements until the next sweep.
 const (
 	gateFlags = unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL
 	gateRoom  = 16

@@ -20,8 +20,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// sections returns the chains and sets of nft's list of a table, sorted. A table that was
-// followed lists them in the order in which they were made.
+// sections returns the chains and sets of nft's list of a table, sorted. A table that was followed
+// lists them in the order in which they were made.
 func sections(text string) []string {
 	all := strings.Split(text, "\n\n")
 	for i := range all {
@@ -96,8 +96,8 @@ func bigNat(seed uint64, without int) string {
 	return b.String()
 }
 
-// TestALargeChainIsChangedByRules: kube-proxy writes the services in another order with each
-// sync. The copy must write nothing for that, and a single rule for a new or removed service.
+// TestALargeChainIsChangedByRules: kube-proxy writes the services in another order with each sync.
+// The copy must write nothing for that, and a single rule for a new or removed service.
 func TestALargeChainIsChangedByRules(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft", "iptables-nft")
@@ -176,8 +176,8 @@ func TestTheCopyOfKubeProxysRules(t *testing.T) {
 	}
 }
 
-// TestANameThatIsTaken: another table has the standby's name. It must stay as it is, and the
-// error must say so.
+// TestANameThatIsTaken: another table has the standby's name. It must stay as it is, and the error
+// must say so.
 func TestANameThatIsTaken(t *testing.T) {
 	for _, owned := range []bool{false, true} {
 		t.Run(fmt.Sprintf("owned %t", owned), func(t *testing.T) {

@@ -11,8 +11,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/standby"
 )
 
-// worker is the environment variable that makes this binary a process that works at a standby
-// until it is killed.
+// worker is the environment variable that makes this binary a process that works at a standby until
+// it is killed.
 const worker = "STANDBY_WORKER"
 
 // steps are the worker's work, again and again. It prints each step before beginning it.

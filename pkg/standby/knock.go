@@ -16,16 +16,16 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// This file opens hooks by knocking: by datagrams of this process to itself over loopback. Rules
-// of the copy's OUTPUT match them and add the element to the gate's set. A transaction waits for
-// nf_tables' mutex. A flusher holds that mutex until its commit is done, and again while its
-// socket ends. That takes 30 and 200 ms at 1,000 and 5,000 services (Linux 6.18). A packet waits
-// for nothing.
+// This file opens hooks by knocking: by datagrams of this process to itself over loopback. Rules of
+// the copy's OUTPUT match them and add the element to the gate's set. A transaction waits for
+// nf_tables' mutex. A flusher holds that mutex until its commit is done, and again while its socket
+// ends. That takes 30 and 200 ms at 1,000 and 5,000 services (Linux 6.18). A packet waits for
+// nothing.
 
 // secret is the beginning of a knock, behind the header of UDP. It is random, so that no datagram
-// of another process is a knock. Processes that may list rules or capture packets can learn it,
-// and so can a program to which a rule leads the knock. Of them, only processes of canaryd's own
-// user can knock.
+// of another process is a knock. Processes that may list rules or capture packets can learn it, and
+// so can a program to which a rule leads the knock. Of them, only processes of canaryd's own user
+// can knock.
 var secret = sync.OnceValue(func() (s [15]byte) {
 	_, _ = rand.Read(s[:]) // it never fails
 	return s
@@ -70,9 +70,9 @@ func (s *Standby) knock(t *table, hooks []Hook) error {
 	return nil
 }
 
-// knocks returns the hooks at which to knock, in order. The hooks that translate sources are
-// first, so that no flow gets another destination without its source. They are last, too, even if
-// they are open already: they must not expire before the others.
+// knocks returns the hooks at which to knock, in order. The hooks that translate sources are first,
+// so that no flow gets another destination without its source. They are last, too, even if they are
+// open already: they must not expire before the others.
 func knocks(hooks []Hook, open map[Hook]bool) (order []Hook) {
 	sources, destinations := []Hook{Postrouting, Input}, []Hook{Prerouting, Output}
 	var sends bool

@@ -32,8 +32,8 @@ const inetNAT = `table inet proxy {
 `
 
 // TestOpenedByAKnock: hooks must open without a transaction, because that would wait for other
-// processes' transactions. They must also shut again. If the node's own packets do not reach nat,
-// a transaction must open the hooks.
+// processes' transactions. They must also shut again. If the node's own packets do not reach nat, a
+// transaction must open the hooks.
 func TestOpenedByAKnock(t *testing.T) {
 	const deaf = `table inet deaf { chain c { type filter hook output priority -300; meta l4proto udp notrack; }; }`
 	tables := map[string]struct {
@@ -151,8 +151,8 @@ func TestKnocks(t *testing.T) {
 	}
 }
 
-// TestAForgedKnock: a datagram must open nothing, unless it begins with the secret and a process
-// of the same user sends it.
+// TestAForgedKnock: a datagram must open nothing, unless it begins with the secret and a process of
+// the same user sends it.
 func TestAForgedKnock(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-nft-restore")
@@ -202,8 +202,8 @@ func sendAs(user int, datagram []byte) error {
 	return <-sent
 }
 
-// TestAKnockThatIsNotSeen: no rule sees a knock, and no transaction opens the hook either. No
-// hook may stay open, and the error must name both failures.
+// TestAKnockThatIsNotSeen: no rule sees a knock, and no transaction opens the hook either. No hook
+// may stay open, and the error must name both failures.
 func TestAKnockThatIsNotSeen(t *testing.T) {
 	for name, story := range map[string]struct {
 		rules string

@@ -31,9 +31,9 @@ func (s *Standby) Deaf(t *testing.T, f func()) {
 	}
 }
 
-// TestATableThatCannotBeRemoved: a built or half built table cannot be removed. Remove must
-// return an error, and try again. A new build must remove the table first, and must not take it
-// for another process's.
+// TestATableThatCannotBeRemoved: a built or half built table cannot be removed. Remove must return
+// an error, and try again. A new build must remove the table first, and must not take it for
+// another process's.
 func TestATableThatCannotBeRemoved(t *testing.T) {
 	id := tableid.IPv4.Table("nat")
 	for name, build := range map[string]func(*Standby, *Copy) error{

@@ -35,10 +35,10 @@ func (l Loss) String() string {
 	return "intact"
 }
 
-// Openable returns the hooks that may be opened for these losses. A flow is then translated as
-// the whole real table would have translated it, or not at all. shut says why each other hook
-// with a loss stays shut. A flow that cannot be masqueraded must not get another destination. So
-// if postrouting has a loss and must stay shut, all hooks do.
+// Openable returns the hooks that may be opened for these losses. A flow is then translated as the
+// whole real table would have translated it, or not at all. shut says why each other hook with a
+// loss stays shut. A flow that cannot be masqueraded must not get another destination. So if
+// postrouting has a loss and must stay shut, all hooks do.
 func (c *Copy) Openable(losses map[Hook]Loss) (open []Hook, shut map[Hook]string) {
 	shut = map[Hook]string{}
 	for _, h := range c.Hooks() {
@@ -61,9 +61,9 @@ func (c *Copy) Openable(losses map[Hook]Loss) (open []Hook, shut map[Hook]string
 	return open, shut
 }
 
-// Probe reads the state of each hook's path: the base chain, and the chains to which its
-// protected rules lead. It does not see losses further below, and in a native table it sees only
-// the base chains. It sends some 10 requests of 10 µs each.
+// Probe reads the state of each hook's path: the base chain, and the chains to which its protected
+// rules lead. It does not see losses further below, and in a native table it sees only the base
+// chains. It sends some 10 requests of 10 µs each.
 func (c *Copy) Probe(conn *nft.Conn) (map[Hook]Loss, error) {
 	losses := map[Hook]Loss{}
 	emptied := map[string]bool{}
@@ -121,8 +121,8 @@ func (h *hook) compare(now []uint64) Loss {
 	if len(now) == 0 {
 		return Gone
 	}
-	// The present rules must be the copied ones, in their order. Rules of ours may be missing,
-	// and rules of others behind our last one.
+	// The present rules must be the copied ones, in their order. Rules of ours may be missing, and
+	// rules of others behind our last one.
 	last := len(h.ours) - 1
 	for last > 0 && !h.ours[last] {
 		last--

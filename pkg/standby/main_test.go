@@ -83,8 +83,8 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// random matches text that differs from run to run: the secret of knocks, and how long a gate
-// stays open.
+// random matches text that differs from run to run: the secret of knocks, and how long a gate stays
+// open.
 var random = regexp.MustCompile(`(@th,64,128 )0x[0-9a-f]+([0-9a-f]{2} )|( expires) \S+`)
 
 // listed returns nft's list of the copy's table, without the owner's name and random text.

@@ -147,8 +147,8 @@ func measure(t *testing.T, size int, mode string) {
 	}
 }
 
-// processor returns the processor time of this thread, with the kernel's part. On a busy machine
-// it says more than the clock.
+// processor returns the processor time of this thread, with the kernel's part. On a busy machine it
+// says more than the clock.
 func processor(t *testing.T) time.Duration {
 	t.Helper()
 	var u unix.Rusage

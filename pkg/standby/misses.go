@@ -44,8 +44,8 @@ const (
 	groupsFrom = 1 << 12
 )
 
-// ListenMisses opens the socket. It writes no rule: a Standby with Config.Misses does. It fails
-// if the kernel has no nfnetlink_log.
+// ListenMisses opens the socket. It writes no rule: a Standby with Config.Misses does. It fails if
+// the kernel has no nfnetlink_log.
 func ListenMisses() (m *Misses, err error) {
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {

@@ -17,8 +17,8 @@ import (
 )
 
 // TestMisses: the first packet of an untranslated flow to a service must be a miss, from the node
-// itself and from outside. It is no miss if the real table or the open copy translates the flow,
-// or if it is to no service.
+// itself and from outside. It is no miss if the real table or the open copy translates the flow, or
+// if it is to no service.
 func TestMisses(t *testing.T) {
 	services := map[tableid.Family]netip.Addr{tableid.IPv4: netip.MustParseAddr("192.0.2.99"), tableid.IPv6: netip.MustParseAddr("2001:db8::99")}
 	clients := map[tableid.Family]netip.Addr{tableid.IPv4: netip.MustParseAddr("192.0.2.50"), tableid.IPv6: netip.MustParseAddr("2001:db8::50")}
@@ -78,8 +78,8 @@ func received(t *testing.T, m *standby.Misses) bool {
 	}
 }
 
-// TestMissesFollow: the set of services must match the rules after each change. The copy is
-// built, followed, or written when a hook is opened.
+// TestMissesFollow: the set of services must match the rules after each change. The copy is built,
+// followed, or written when a hook is opened.
 func TestMissesFollow(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft", "iptables-nft-restore")

@@ -24,14 +24,14 @@ const (
 	nativePiece = 32 << 10
 )
 
-// TranslateNative makes the copy of a native table, as pkg/native captured it: the same objects
-// in a table of another name. It copies base chains of nat, and base chains that filter before
-// nat: packets that they drop must not be translated. The error wraps ErrUnavailable.
+// TranslateNative makes the copy of a native table, as pkg/native captured it: the same objects in
+// a table of another name. It copies base chains of nat, and base chains that filter before nat:
+// packets that they drop must not be translated. The error wraps ErrUnavailable.
 //
-// A table of one owner has no rules of others, so its hooks may be opened after any loss. The
-// copy has the elements that packets add to sets, such as session affinity, as they were when the
-// set was written. Such a set keeps the size that it has in held, because a set of another size
-// is another set. held is the kernel's copy of the table (Standby.Held, nil: none).
+// A table of one owner has no rules of others, so its hooks may be opened after any loss. The copy
+// has the elements that packets add to sets, such as session affinity, as they were when the set
+// was written. Such a set keeps the size that it has in held, because a set of another size is
+// another set. held is the kernel's copy of the table (Standby.Held, nil: none).
 func TranslateNative(src *native.Table, held *Copy) (*Copy, error) {
 	c := &Copy{ID: src.ID, chains: map[string]*chain{}, hooks: map[Hook]*hook{}}
 	switch {
@@ -72,8 +72,8 @@ type nativeCopy struct {
 	src    *native.Table
 	chains map[string]bool
 	sets   map[string]bool
-	// filter selects the base chains that filter before nat, else the base chains of nat. hooks
-	// are the hooks of nat.
+	// filter selects the base chains that filter before nat, else the base chains of nat. hooks are
+	// the hooks of nat.
 	filter bool
 	hooks  map[Hook]*hook
 	byName map[string]*native.Chain
@@ -92,8 +92,8 @@ func newNativeCopy(src *native.Table, filter bool) *nativeCopy {
 	return n
 }
 
-// table returns the copied table: these base chains, the parts that they reach, and the gates.
-// held is the kernel's copy of it.
+// table returns the copied table: these base chains, the parts that they reach, and the gates. held
+// is the kernel's copy of it.
 func (n *nativeCopy) table(bases []native.Chain, held *Copy) *native.Table {
 	t := &native.Table{ID: n.src.ID.Family.Table(NameOf(n.src.ID)), Objects: n.src.Objects, Chains: bases}
 	t.Attrs = number(nil, unix.NFTA_TABLE_FLAGS, tableOwned)
@@ -120,9 +120,9 @@ const dynamicSize = 1024
 
 // smaller returns a set with room for its elements while the copy is open. The kernel takes 1 MiB
 // for a set of 65,535 elements that packets add. kube-proxy has such a set for each endpoint with
-// session affinity. With 300 such endpoints, 1,000 services take 309 MiB (Linux 6.18). held is
-// the set as the kernel has it. Its size stays: elements that packets have added since are not
-// written into it.
+// session affinity. With 300 such endpoints, 1,000 services take 309 MiB (Linux 6.18). held is the
+// set as the kernel has it. Its size stays: elements that packets have added since are not written
+// into it.
 func smaller(s native.Set, held *native.Set) native.Set {
 	size := uint32(dynamicSize)
 	for int(size) < 2*len(s.Elements) {
@@ -244,8 +244,7 @@ func (n *nativeCopy) base(c *native.Chain) (*native.Chain, Hook, error) {
 	return copied, h, n.rules(c)
 }
 
-// statelessly has the expressions that do the same to a packet if they are evaluated once or
-// twice.
+// statelessly has the expressions that do the same to a packet if they are evaluated once or twice.
 var statelessly = map[string]bool{"immediate": true, "lookup": true, "cmp": true, "range": true, "bitwise": true, "byteorder": true,
 	"fib": true, "reject": true, "counter": true, "payload": true, "meta": true, "ct": true}
 
@@ -318,8 +317,8 @@ func (n *nativeCopy) set(name string) error {
 }
 
 // putNative writes the difference into the existing table. It removes the table if Amend cannot
-// write the difference, or the kernel refuses it. more: the table must be built again. s.mu must
-// be held.
+// write the difference, or the kernel refuses it. more: the table must be built again. s.mu must be
+// held.
 func (s *Standby) putNative(c *Copy) (more bool, err error) {
 	t := s.tables[c.ID]
 	if len(t.open) > 0 {

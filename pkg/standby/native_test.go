@@ -53,8 +53,8 @@ const nftServices = `table FAMILY kube-proxy {
 }
 `
 
-// TestANativeTableIsCopied: flows must have the same fate through the copy as through
-// kube-proxy's own table. The copy must follow a change while it is shut.
+// TestANativeTableIsCopied: flows must have the same fate through the copy as through kube-proxy's
+// own table. The copy must follow a change while it is shut.
 func TestANativeTableIsCopied(t *testing.T) {
 	for _, family := range []tableid.Family{tableid.IPv4, tableid.IPv6} {
 		t.Run(family.String(), func(t *testing.T) {

@@ -113,8 +113,8 @@ func questions() []flow {
 	return all
 }
 
-// TestPartOfTheRulesIsLost: a part of the rules is lost, and other owners have exemptions. With
-// an open standby, each flow must have its fate by all rules, or by the remaining rules alone.
+// TestPartOfTheRulesIsLost: a part of the rules is lost, and other owners have exemptions. With an
+// open standby, each flow must have its fate by all rules, or by the remaining rules alone.
 func TestPartOfTheRulesIsLost(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		l := newLab(t, tableid.IPv4)

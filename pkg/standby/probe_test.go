@@ -8,8 +8,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// TestAnEmptiedStandbyChainWithMoreJumps: an empty chain must count as lost, even if several
-// jumps lead to it.
+// TestAnEmptiedStandbyChainWithMoreJumps: an empty chain must count as lost, even if several jumps
+// lead to it.
 func TestAnEmptiedStandbyChainWithMoreJumps(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-nft", "iptables-nft-restore")

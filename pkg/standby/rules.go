@@ -12,8 +12,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// This file reads one rule of the real table and decides its form in the copy. Any process may
-// have written anything: no rule may make these functions panic.
+// This file reads one rule of the real table and decides its form in the copy. Any process may have
+// written anything: no rule may make these functions panic.
 
 // An effect is the way in which a rule may end or change a packet's walk.
 type effect uint8
@@ -41,12 +41,11 @@ type reading struct {
 var errExpression = errors.New("is not copied")
 
 // plainMatches are the matches of x_tables that mean the same in another table. They refer to
-// nothing that another process may want to delete: a match of ipset would pin its set. They have
-// no state, because the copy would have a second one. Only recent has a list. The list is shared
-// by its name, and keeps its entries when its rules are deleted.
+// nothing that another process may want to delete: a match of ipset would pin its set. They have no
+// state, because the copy would have a second one. Only recent has a list. The list is shared by
+// its name, and keeps its entries when its rules are deleted.
 var plainMatches = []string{"addrtype", "conntrack", "mark", "multiport", "recent", "sctp", "statistic", "tcp", "udp"}
 
-// A reader reads one rule.
 type reader struct {
 	family tableid.Family
 	list   []byte // the copy's expressions so far
@@ -61,13 +60,12 @@ type reader struct {
 	finished bool // by a verdict, a jump or a target that translates
 }
 
-// readRule reads one rule.
 func readRule(family tableid.Family, raw nft.Rule) (reading, error) {
 	return (&reader{family: family}).read(raw)
 }
 
-// readShadow reads a rule of another owner. The copy accepts packets that the rule would
-// translate, so that no later rule translates them otherwise. The rule may change nothing.
+// readShadow reads a rule of another owner. The copy accepts packets that the rule would translate,
+// so that no later rule translates them otherwise. The rule may change nothing.
 func readShadow(family tableid.Family, raw nft.Rule) (reading, error) {
 	got, err := (&reader{family: family, shadow: true}).read(raw)
 	if err == nil && got.changed {
@@ -141,7 +139,6 @@ func (r *reader) take(e nft.Expression) error {
 	return nil
 }
 
-// keep copies an expression unchanged.
 func (r *reader) keep(e nft.Expression) { r.list = expression(r.list, e.Name, e.Data) }
 
 // bitsOf returns the bits that a bitwise expression may set: register & mask ^ xor.
@@ -198,8 +195,8 @@ func (r *reader) match(e nft.Expression) error {
 	case name == "statistic" && !atRandom(attr(e.Data, unix.NFTA_MATCH_INFO)):
 		return fmt.Errorf("match statistic that counts packets %w", errExpression)
 	case name == "recent":
-		// recent writes its list even if the rule does not match in the end, so the rule keeps
-		// its place.
+		// recent writes its list even if the rule does not match in the end, so the rule keeps its
+		// place.
 		r.keys.none, r.changed = true, true
 		if r.effect == nothing {
 			r.effect = changes

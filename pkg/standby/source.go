@@ -38,10 +38,10 @@ func (h Hook) String() string {
 
 // A Source is the input of Translate.
 type Source struct {
-	// RawTable is the real table, as it ought to be. It was read while all protected rules were
-	// in force.
+	// RawTable is the real table, as it ought to be. It was read while all protected rules were in
+	// force.
 	nft.RawTable
-	// Protects reports whether a chain is protected. Only protected chains are copied. A chain
-	// that jumps to an unprotected chain is left out.
+	// Protects reports whether a chain is protected. Only protected chains are copied. A chain that
+	// jumps to an unprotected chain is left out.
 	Protects func(chain string) bool
 }

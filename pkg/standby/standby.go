@@ -15,8 +15,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// These errors say why there is no standby, if the reason suggests a remedy. nft.ErrPermission
-// and nft.ErrNone are others.
+// These errors say why there is no standby, if the reason suggests a remedy. nft.ErrPermission and
+// nft.ErrNone are others.
 var (
 	// ErrKernel: the kernel has no tables with an owner (before Linux 5.12), or lacks nat chains.
 	ErrKernel = errors.New("the kernel cannot hold a standby")
@@ -26,8 +26,8 @@ var (
 	// ErrMemory: the kernel has no memory for the table, perhaps because of a limit of canaryd's
 	// own control group.
 	ErrMemory = errors.New("there is no memory for the standby")
-	// ErrOutdated: the copy was made from an earlier copy that the kernel no longer has.
-	// Translate it again, with Standby.Held.
+	// ErrOutdated: the copy was made from an earlier copy that the kernel no longer has. Translate
+	// it again, with Standby.Held.
 	ErrOutdated = errors.New("the copy does not match the rules in the kernel")
 	// ErrNotBuilt: there is no table whose hooks could be opened.
 	ErrNotBuilt = errors.New("no standby is built")
@@ -46,19 +46,18 @@ func NameOf(id tableid.TableID) string {
 
 // A Config controls how a Standby writes. The zero value is ready for use.
 type Config struct {
-	// Unheard calls write while canaryd does not listen to the kernel's notifications. write
-	// sends one large transaction. Transactions of few messages are sent without Unheard. nil:
-	// all are.
+	// Unheard calls write while canaryd does not listen to the kernel's notifications. write sends
+	// one large transaction. Transactions of few messages are sent without Unheard. nil: all are.
 	Unheard func(write func() error) error
-	// GateMost bounds the rules of a copy whose base chains have their rules all the time, behind
-	// a gate of one set. In a larger copy, these rules are added when a hook is opened. 0:
+	// GateMost bounds the rules of a copy whose base chains have their rules all the time, behind a
+	// gate of one set. In a larger copy, these rules are added when a hook is opened. 0:
 	// DefaultGateMost; negative: never a gate.
 	GateMost int
-	// Misses is the group of a Misses, for packets that the real nat table did not translate; 0:
-	// no rule logs them. Copies of native tables log none.
+	// Misses is the group of a Misses, for packets that the real nat table did not translate; 0: no
+	// rule logs them. Copies of native tables log none.
 	Misses uint16
-	// Piece bounds a transaction while the copy is built, in bytes, where the socket allows it.
-	// 0: 1 MiB.
+	// Piece bounds a transaction while the copy is built, in bytes, where the socket allows it. 0:
+	// 1 MiB.
 	Piece int
 	// Room returns how many bytes of memory this process and the kernel on its behalf may still
 	// use; nil: there is no limit. A table that needs more is not built: the kernel would not
@@ -66,12 +65,11 @@ type Config struct {
 	Room func() int64
 }
 
-// DefaultGateMost is far above the 41,434 rules of 5,000 services. There opening took the
-// processor 0.7 to 2.6 ms behind a gate, and 35 to 38 ms without one. The kernel walks all chains
-// when a jump is added. Following a change took 39 to 45 ms behind a gate and 13 to 22 ms without
-// (Linux 6.18, a busy machine). Changes are followed once a second. When a hook is opened,
-// outstanding changes have been translated before. Only a change of a native table is translated
-// then.
+// DefaultGateMost is far above the 41,434 rules of 5,000 services. There opening took the processor
+// 0.7 to 2.6 ms behind a gate, and 35 to 38 ms without one. The kernel walks all chains when a jump
+// is added. Following a change took 39 to 45 ms behind a gate and 13 to 22 ms without (Linux 6.18,
+// a busy machine). Changes are followed once a second. When a hook is opened, outstanding changes
+// have been translated before. Only a change of a native table is translated then.
 const DefaultGateMost = 100_000
 
 // A Status is the state of one table of a Standby.
@@ -97,8 +95,7 @@ type Standby struct {
 	// commits counts the transactions that the kernel has accepted.
 	commits atomic.Uint64
 	tables  map[tableid.TableID]*table
-	// left are tables that the kernel did not delete. They take no copy, and must be deleted
-	// first.
+	// left are tables that the kernel did not delete. They take no copy, and must be deleted first.
 	left  map[tableid.TableID]*table
 	names int // the names that setName has given
 	// building are the first builds in progress.
@@ -142,8 +139,8 @@ func Dial(cfg Config) (*Standby, error) {
 	return s, nil
 }
 
-// smallPiece is the piece of a socket whose buffer may not be raised: net.core.wmem_max is
-// 212,992 by default.
+// smallPiece is the piece of a socket whose buffer may not be raised: net.core.wmem_max is 212,992
+// by default.
 const smallPiece = 150 << 10
 
 // Port returns the netlink address from which the Standby sends its transactions.
@@ -175,10 +172,10 @@ func (s *Standby) close() error {
 	return errors.Join(unix.Close(s.fd), s.conn.Close())
 }
 
-// Put writes the copy's table into the kernel. It builds a new table in pieces, and writes only
-// the difference into an existing table. Open hooks stay open. After an error of a first build
-// there is no table. After an error of a change the table is unchanged or gone: Status says
-// which. The error is net.ErrClosed after Close.
+// Put writes the copy's table into the kernel. It builds a new table in pieces, and writes only the
+// difference into an existing table. Open hooks stay open. After an error of a first build there is
+// no table. After an error of a change the table is unchanged or gone: Status says which. The error
+// is net.ErrClosed after Close.
 func (s *Standby) Put(c *Copy) error {
 	for {
 		more, err := s.PutPiece(c)
@@ -189,8 +186,8 @@ func (s *Standby) Put(c *Copy) error {
 }
 
 // PutPiece is Put that returns after each transaction of a build. more: call it again, with this
-// copy or a newer one. Status says when there is a table. A native table that cannot be changed
-// is removed first, and the next call begins to build it.
+// copy or a newer one. Status says when there is a table. A native table that cannot be changed is
+// removed first, and the next call begins to build it.
 func (s *Standby) PutPiece(c *Copy) (more bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -217,12 +214,12 @@ func (s *Standby) Held(id tableid.TableID) *Copy {
 	return nil
 }
 
-// Open opens hooks, in one transaction with the changes of pending that the kernel lacks. pending
-// may be nil. Then a packet opens a hook behind a gate where that is possible. It waits for no
-// other process's transaction, and changes no genid. Open hooks stay open. If pending cannot be
-// written, no hook is opened. The caller may open without pending then, but the kernel's copy is
-// out of date. Copy.Openable says which hooks to open. The kernel shuts a hook behind a gate
-// after 32 s if canaryd does not.
+// Open opens hooks, in one transaction with the changes of pending that the kernel lacks. If
+// pending is nil, a packet opens a hook behind a gate where that is possible. It waits for no other
+// process's transaction, and changes no genid. Open hooks stay open. If pending cannot be written,
+// no hook is opened. The caller may open without pending then, but the copy is out of date.
+// Copy.Openable says which hooks to open. The kernel shuts a hook behind a gate after 32 s if
+// canaryd does not.
 func (s *Standby) Open(id tableid.TableID, hooks []Hook, pending *Copy) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -238,9 +235,9 @@ func (s *Standby) Open(id tableid.TableID, hooks []Hook, pending *Copy) error {
 	return s.open(t, hooks, pending)
 }
 
-// Shut shuts all hooks of a table; without a table there is nothing to shut. If the kernel
-// refuses, the table is removed. If the kernel refuses that too, the socket is closed with all
-// tables. So no hook stays open. After that dial again.
+// Shut shuts all hooks of a table; without a table there is nothing to shut. If the kernel refuses,
+// the table is removed. If the kernel refuses that too, the socket is closed with all tables. So no
+// hook stays open. After that dial again.
 func (s *Standby) Shut(id tableid.TableID) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -59,9 +59,9 @@ func (s *Standby) make(t *table) error {
 	return err
 }
 
-// remove deletes the table, which takes no copy any more, even if that fails. If the kernel
-// refuses and a hook is open, the socket is closed; else the table is left until the next try.
-// s.mu must be held.
+// remove deletes the table, which takes no copy any more, even if that fails. If the kernel refuses
+// and a hook is open, the socket is closed; else the table is left until the next try. s.mu must be
+// held.
 func (s *Standby) remove(t *table) error {
 	delete(s.tables, t.id)
 	delete(s.left, t.id)

@@ -20,8 +20,8 @@ var vital = []string{"KUBE-SERVICES", "KUBE-MARK-MASQ", "KUBE-POSTROUTING"}
 var seed = maphash.MakeSeed()
 
 // Translate makes the copy of a nat table. before is an earlier copy of the same table, or nil.
-// Translate reads only the chains whose version has changed since. All errors wrap
-// ErrUnavailable: the table cannot be copied.
+// Translate reads only the chains whose version has changed since. All errors wrap ErrUnavailable:
+// the table cannot be copied.
 //
 // The chains to which protected rules of base chains lead are copied, each as a whole or not at
 // all: see Copy.LeftOut.
@@ -86,7 +86,6 @@ func (t *translator) vital() error {
 	return nil
 }
 
-// A translator makes one copy.
 type translator struct {
 	src    Source
 	before *Copy
@@ -190,7 +189,6 @@ func (t *translator) ours(raw nft.Rule) bool {
 	return found
 }
 
-// add adds a rule to a chain.
 func (c *chain) add(r reading) {
 	if r.effect == nothing {
 		return
@@ -226,7 +224,6 @@ func (t *translator) reach() {
 	}
 }
 
-// chain copies a regular chain.
 func (t *translator) chain(name string) *chain {
 	src := t.src.Chains[name]
 	if src.LeftOut {
@@ -268,8 +265,8 @@ func (t *translator) mayLead(to string) error {
 	return nil
 }
 
-// closeLeftOut gives the chains that are left out their only rule. It is the last step: the bits
-// of the mark that rules may set are known now.
+// closeLeftOut gives the chains that are left out their only rule. It is the last step: the bits of
+// the mark that rules may set are known now.
 func (t *translator) closeLeftOut() {
 	for _, c := range t.out.chains {
 		if c.leftOut != "" {
@@ -278,8 +275,8 @@ func (t *translator) closeLeftOut() {
 	}
 }
 
-// fingerprint returns one number for a rule of the real base chain, without comments and
-// counters. A rule that does nothing to packets, such as a mark of canaryd's own, does not count.
+// fingerprint returns one number for a rule of the real base chain, without comments and counters.
+// A rule that does nothing to packets, such as a mark of canaryd's own, does not count.
 func fingerprint(family tableid.Family, raw nft.Rule) (of uint64, counts bool) {
 	read, err := readRule(family, raw)
 	if err != nil {
@@ -288,7 +285,6 @@ func fingerprint(family tableid.Family, raw nft.Rule) (of uint64, counts bool) {
 	return read.rule.digest(), read.effect != nothing
 }
 
-// digest returns one number for the rule.
 func (r rule) digest() uint64 {
 	var h maphash.Hash
 	h.SetSeed(seed)

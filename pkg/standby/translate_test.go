@@ -60,8 +60,8 @@ func range2(flags uint32) []byte {
 	return append(b, make([]byte, 44)...)
 }
 
-// TestWhatIsCopied: each kind of rule must have its effect in the copy, or an error that leaves
-// out its chain.
+// TestWhatIsCopied: each kind of rule must have its effect in the copy, or an error that leaves out
+// its chain.
 func TestWhatIsCopied(t *testing.T) {
 	const v4, v6 = tableid.IPv4, tableid.IPv6
 	meta := func(key, register uint16, value uint32) nft.Expression {
@@ -241,9 +241,9 @@ func TestAChainThatIsLeftOutByNow(t *testing.T) {
 	}
 }
 
-// TestOtherOwnersRules: rules before ours are copied, with the chains to which they lead. The
-// copy must accept packets that they would translate. If they cannot be copied, the hook is
-// blocked. Rules behind ours do not matter.
+// TestOtherOwnersRules: rules before ours are copied, with the chains to which they lead. The copy
+// must accept packets that they would translate. If they cannot be copied, the hook is blocked.
+// Rules behind ours do not matter.
 func TestOtherOwnersRules(t *testing.T) {
 	ours, accepts, logs, leads := listOf(jump("KUBE-SERVICES")), listOf(verdictOf(nfAccept)), listOf(xt("target", "LOG", 0)), listOf(jump("DOCKER"))
 	set := listOf(xt("match", "set", 4), verdictOf(nfAccept))

@@ -139,8 +139,8 @@ func (l *lab) frame(f flow) []byte {
 }
 
 // fates sends flows and returns their fates, without flows that have no entry in conntrack. Each
-// flow has a zone of its own, by its source port, so that the ports of other flows do not matter
-// to it.
+// flow has a zone of its own, by its source port, so that the ports of other flows do not matter to
+// it.
 func (l *lab) fates(flows []flow) map[flow]fate {
 	l.Helper()
 	zones := ""

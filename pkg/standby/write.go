@@ -16,8 +16,8 @@ type writer struct {
 	s    *Standby
 	t    *table
 	next *Copy
-	// first: no packet can reach the table yet, so a transaction may end within a chain. whole:
-	// all must be one transaction.
+	// first: no packet can reach the table yet, so a transaction may end within a chain. whole: all
+	// must be one transaction.
 	first, whole  bool
 	pause         func() error // called after each transaction but the last; nil: no pause
 	opens         []Hook
@@ -29,7 +29,6 @@ type writer struct {
 	took          time.Duration
 }
 
-// write writes the whole difference.
 func (w *writer) write() error {
 	w.b = nft.NewBatch()
 	steps := []func() error{w.newChains, w.newRules, w.hooks, w.services, w.oldChains, w.open}
@@ -327,7 +326,6 @@ func (w *writer) open() error {
 	return nil
 }
 
-// beginChain begins a message about a chain.
 func beginChain(b *nft.Batch, t *table, message uint16, flags netlink.HeaderFlags, name string) {
 	b.Begin(message, flags, t.id.Family)
 	b.Text(unix.NFTA_CHAIN_TABLE, t.name)

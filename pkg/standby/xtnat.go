@@ -95,7 +95,6 @@ func (s span) withFlags(attrs []byte, kind uint16) []byte {
 	return attrs
 }
 
-// nat writes DNAT or SNAT.
 func (s span) nat(list []byte, family tableid.Family, kind uint32) []byte {
 	attrs := number(number(nil, unix.NFTA_NAT_TYPE, kind), unix.NFTA_NAT_FAMILY, uint32(family))
 	if s.hasAddress {
