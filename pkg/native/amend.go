@@ -10,14 +10,14 @@ import (
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
-// ErrWhole: a table differs in what Amend does not write.
+// ErrWhole reports that two tables differ in a part that Amend cannot write.
 var ErrWhole = errors.New("the table has to be written as a whole")
 
-// Amend writes into a batch what makes a table that stands another one. was is what stands, as the
-// caller itself wrote it: no other process may write that table. Chains, rules, sets and elements
-// are written; after another difference the error is ErrWhole, and the batch is to be cut back.
-// Sets that belong to rules get names from name, which returns another one with each call: the
-// kernel may have given theirs to other rules of the original.
+// Amend writes the difference between two tables into a batch, so that the kernel's table changes
+// from was to t. was is the table as the caller itself wrote it: no other process may write that
+// table. Amend writes chains, rules, sets and elements. For any other difference it returns
+// ErrWhole, and the caller must cut back the batch. Sets that belong to rules get a new name from
+// each call of name, because the kernel may have reused theirs for other rules.
 func (t *Table) Amend(b *nft.Batch, was *Table, name func() string) error {
 	a := &amendment{w: newWriter(b, t, Options{}), was: was, before: lazyContents(was), now: lazyContents(t)}
 	a.w.rename = map[string]string{}
@@ -36,20 +36,20 @@ func (t *Table) Amend(b *nft.Batch, was *Table, name func() string) error {
 	return a.write()
 }
 
-// An amendment is what Amend writes.
+// An amendment holds the differences that Amend writes.
 type amendment struct {
 	w                 *writer
 	was               *Table
 	before, now       *contents
-	chains, newChains []*Chain // whose rules are others, and those that are new
+	chains, newChains []*Chain // chains with other rules, and new chains
 	goneChains        []string
-	sets              [][2]*Set // whose elements are others: before and now
+	sets              [][2]*Set // sets with other elements: before and now
 	newSets           []*Set
 	goneSets          []string
-	newElements       map[string][]Element // of the sets whose elements are others
+	newElements       map[string][]Element // the elements to add to these sets
 }
 
-// sort finds what each change asks for.
+// sort decides how to write each change, and returns ErrWhole for a change that Amend cannot write.
 func (a *amendment) sort(changes []Change) error {
 	if len(changes) == 0 {
 		return nil
@@ -106,7 +106,8 @@ func (a *amendment) addSet(name string, was, now *Set) {
 	}
 }
 
-// write writes it, so that whatever is named stands, and nothing goes that is still named.
+// write writes the amendment in an order in which each named object exists, and no object is
+// deleted while another one names it.
 func (a *amendment) write() error {
 	for _, c := range a.chains {
 		a.empty(c.Name)
@@ -144,12 +145,12 @@ func (a *amendment) write() error {
 	return nil
 }
 
-// empty writes that a chain loses its rules.
+// empty writes the deletion of all rules of a chain.
 func (a *amendment) empty(chain string) {
 	a.remove(unix.NFT_MSG_DELRULE, unix.NFTA_RULE_CHAIN, chain)
 }
 
-// remove writes that something of that name goes.
+// remove writes a message that deletes the named object, or its rules or elements.
 func (a *amendment) remove(message uint16, kind uint16, name string) {
 	a.w.b.Begin(message, 0, a.w.t.ID.Family)
 	a.w.b.Text(unix.NFTA_TABLE_NAME, a.w.name) // 1 in all kinds
@@ -157,8 +158,9 @@ func (a *amendment) remove(message uint16, kind uint16, name string) {
 	a.w.b.End()
 }
 
-// removeElements writes that the elements go that a set has no more, and finds those that are new.
-// Of a set of intervals all go: an element is half of one there.
+// removeElements writes the deletion of the elements that the set has lost, and records the new
+// elements. In a set of intervals an element is one end of an interval, so all elements are deleted
+// and written again.
 func (a *amendment) removeElements(was, now *Set) {
 	gone, fresh := a.elements(was, now)
 	if a.newElements == nil {
@@ -198,7 +200,8 @@ func (a *amendment) removeElements(was, now *Set) {
 	flush()
 }
 
-// elements compares the elements of a set, but for those that time or packets change.
+// elements returns the lost and the new elements of a set. It ignores elements that time or packets
+// change.
 func (a *amendment) elements(was, now *Set) (gone, fresh []Element) {
 	olds, news := was.Elements, now.Elements
 	for len(olds) > 0 && len(news) > 0 && sameMemory(olds[0], news[0]) {

@@ -14,15 +14,15 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// amendSteps is how many random changes of a table a test follows.
+// amendSteps is the number of random changes of a table that a test follows.
 const amendSteps = 120
 
-// A twin is a table that is made equal to another one, again and again.
+// A twin is a table that is made equal to another table, again and again.
 type twin struct {
 	*testing.T
 	conn  *nft.Conn
 	id    tableid.TableID // of the original
-	was   *native.Table   // what the twin has
+	was   *native.Table   // the twin's content
 	names int
 }
 
@@ -62,7 +62,7 @@ func (w *twin) make(piece int) {
 	w.check("made in pieces")
 }
 
-// follow makes the twin what the original is now, by the difference.
+// follow makes the twin equal to the original, by the difference.
 func (w *twin) follow(why string) error {
 	w.Helper()
 	next, b := w.original(), nft.NewBatch()
@@ -95,13 +95,13 @@ func (w *twin) check(why string) {
 	}
 }
 
-// an amender draws changes of a table.
+// An amender draws changes of a table.
 type amender struct {
 	*generator
 	named int
 }
 
-// rule draws a rule of a chain, which leads to later chains only.
+// rule draws a rule of a chain. It leads to later chains only.
 func (a *amender) rule(chain int) string {
 	to := func() string {
 		if chain+1 > 4 {
@@ -145,7 +145,7 @@ func (a *amender) script() string {
 			line("add set ip real more%d { type ipv4_addr; elements = { %s }; }", a.named, a.address())
 			line("add rule ip real c%d ip saddr @more%d goto new%d", chain, a.named, a.named)
 			line("add element ip real verdicts { %d : jump new%d }", 1000+a.named, a.named)
-		case 8: // what leads nowhere any more goes
+		case 8: // delete the parts to which nothing leads any more
 			line("flush map ip real verdicts")
 			for i := range 6 {
 				line("flush chain ip real c%d", i)
@@ -159,8 +159,8 @@ func (a *amender) script() string {
 	return b.String()
 }
 
-// TestATableIsFollowedByDifference: whatever a table's owner changes, a copy of it becomes the same
-// by what Amend writes, and the kernel takes that.
+// TestATableIsFollowedByDifference: an owner changes its table at random. A copy must become equal
+// by Amend's messages, and the kernel must accept these.
 func TestATableIsFollowedByDifference(t *testing.T) {
 	t.Parallel()
 	nstest.Run(t, func(t *testing.T) {
@@ -200,7 +200,8 @@ func TestATableIsFollowedByDifference(t *testing.T) {
 	})
 }
 
-// TestWhatAmendDoesNotWrite: a difference of another kind is left to who writes the whole table.
+// TestWhatAmendDoesNotWrite: Amend must refuse a difference of another kind, so that its caller
+// writes the whole table.
 func TestWhatAmendDoesNotWrite(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
@@ -223,7 +224,8 @@ func TestWhatAmendDoesNotWrite(t *testing.T) {
 	})
 }
 
-// TestKubeProxysTableInPieces: what kube-proxy wrote for 100 services is the same in pieces.
+// TestKubeProxysTableInPieces: kube-proxy's table of 100 services is written in pieces, and must be
+// the same.
 func TestKubeProxysTableInPieces(t *testing.T) {
 	text := services(t, services100)
 	nstest.Run(t, func(t *testing.T) {

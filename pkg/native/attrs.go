@@ -10,8 +10,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
-// This file has the attributes of linux/netfilter/nf_tables.h for which golang.org/x/sys has no
-// name or an incomplete list, and what walks lists of attributes.
+// This file names attributes of linux/netfilter/nf_tables.h that golang.org/x/sys lacks or lists
+// incompletely. It also has the functions that walk lists of attributes.
 
 const (
 	tableFlags    = 2
@@ -75,10 +75,11 @@ const (
 type attr struct {
 	kind  uint16
 	value []byte
-	raw   []byte // the header, the value and what padding there was
+	raw   []byte // the header, the value and the padding, if any
 }
 
-// attributes walks a list. After an error, which comes last, nothing more can be said of it.
+// attributes yields the attributes of a list. If the rest of the list is damaged, it yields an
+// error and ends.
 func attributes(list []byte) iter.Seq2[attr, error] {
 	return func(yield func(attr, error) bool) {
 		for len(list) > 0 {
@@ -95,7 +96,8 @@ func attributes(list []byte) iter.Seq2[attr, error] {
 	}
 }
 
-// appendRaw appends an attribute as it is. Of the last one in a list the padding may lack.
+// appendRaw appends an attribute unchanged. It adds the padding, which the last attribute of a list
+// may lack.
 func appendRaw(out []byte, a attr) []byte {
 	out = append(out, a.raw...)
 	for len(out)%4 != 0 {

@@ -12,25 +12,27 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// captures is how often a capture is begun because another process commits meanwhile.
+// captures bounds the attempts of one capture, which commits of other processes may interrupt.
 const captures = 5
 
-// Capture reads the tables that wanted accepts, all at one genid. A dump that a commit
-// interrupts is repeated; the error is nft.ErrInterrupted if the commits do not end. Tables that
-// one process owns are read like others: see Table.Immune.
+// Capture reads the tables that wanted accepts, all at one genid. It repeats a dump that a commit
+// interrupts. The error is nft.ErrInterrupted if the commits do not end. Capture also reads tables
+// that one process owns: see Table.Immune.
 func Capture(conn *nft.Conn, wanted func(nft.Table) bool) (*Ruleset, error) {
 	return captureOthers(conn, wanted, knowledge{of: func(uint32, tableid.TableID) *followed { return nil }})
 }
 
-// knowledge is what a capture need not read.
+// knowledge holds the tables that a capture need not read again.
 type knowledge struct {
-	// of returns a table as it is followed at that genid, nil if it is not.
+	// of returns a followed table as it is at that genid; nil if the table is not followed.
 	of func(genid uint32, id tableid.TableID) *followed
-	// whole: all of the table is known. Else only what cannot have changed is.
+	// whole: the capture takes the whole table from of. Else it takes only sets that cannot have
+	// changed.
 	whole bool
 }
 
-// captureOthers reads what is not known at the genid.
+// captureOthers is Capture that reads only the tables and sets that k lacks. It returns a complete
+// capture, or the second of two equal captures.
 func captureOthers(conn *nft.Conn, wanted func(nft.Table) bool, k knowledge) (*Ruleset, error) {
 	var doubtful *Ruleset
 	for range captures {
@@ -49,7 +51,7 @@ func captureOthers(conn *nft.Conn, wanted func(nft.Table) bool, k knowledge) (*R
 	return nil, fmt.Errorf("reading native tables, %d times: %w", captures, nft.ErrInterrupted)
 }
 
-// capture reads once.
+// capture makes one attempt.
 func capture(conn *nft.Conn, wanted func(nft.Table) bool, k knowledge) (*Ruleset, error) {
 	genid, err := conn.Genid()
 	if err != nil {
@@ -77,23 +79,21 @@ func capture(conn *nft.Conn, wanted func(nft.Table) bool, k knowledge) (*Ruleset
 	switch {
 	case again != nil:
 		return nil, again
-	case after != genid: // whatever failed, perhaps it failed for that
+	case after != genid: // the commit may have caused err too
 		return nil, nft.ErrInterrupted
 	}
 	return r, err
 }
 
-// A reader reads one table.
 type reader struct {
 	conn *nft.Conn
 	t    *Table
-	// chains has the places in the table's list, by name.
+	// chains has each chain's index in the table's list, by name.
 	chains   map[string]int
-	uses     []uint32  // of each chain: the rules in it, and what jumps to it
+	uses     []uint32  // of each chain, as the kernel counts: its rules, and the jumps to it
 	followed *followed // the table at that genid; nil if it is not followed
 }
 
-// readTable reads one table into the ruleset.
 func readTable(conn *nft.Conn, r *Ruleset, id tableid.TableID, f *followed) error {
 	rd := reader{conn: conn, chains: map[string]int{}, followed: f}
 	found, err := conn.Object(nft.Tables, id.Family, []nft.StringAttr{{Kind: unix.NFTA_TABLE_NAME, Value: id.Name}},
@@ -109,7 +109,6 @@ func readTable(conn *nft.Conn, r *Ruleset, id tableid.TableID, f *followed) erro
 			err = step()
 		}
 	}
-	// The kernel without a flowtable's code, or an old one, does not know the question.
 	if err != nil {
 		return fmt.Errorf("reading table %s: %w", id, err)
 	}
@@ -117,12 +116,12 @@ func readTable(conn *nft.Conn, r *Ruleset, id tableid.TableID, f *followed) erro
 	return nil
 }
 
-// each asks for all objects of a kind in the table.
+// each calls f for each object of a kind in the table.
 func (rd *reader) each(kind nft.ObjectKind, f func(d decoded, attrs []byte) error) error {
 	table := []nft.StringAttr{{Kind: forms[kind].table, Value: rd.t.ID.Name}}
 	return rd.conn.EachObject(kind, rd.t.ID.Family, table, func(attrs []byte) error {
 		d, err := decode(kind, attrs)
-		if err != nil || d.table != rd.t.ID.Name { // the kernel gives chains and others of all tables
+		if err != nil || d.table != rd.t.ID.Name { // the kernel dumps chains and other kinds of all tables
 			return err
 		}
 		return f(d, attrs)
@@ -152,7 +151,8 @@ func (rd *reader) readFlowtables() error {
 	}))
 }
 
-// unlessUnknown forgives a kernel that has no such kind of object: then there are none.
+// unlessUnknown drops the error of a kernel that does not know a kind of object: an old kernel, or
+// a kernel without flowtables. Such a kernel has no such objects.
 func unlessUnknown(err error) error {
 	if errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.EOPNOTSUPP) {
 		return nil
@@ -167,7 +167,6 @@ func (rd *reader) readSets() error {
 	})
 }
 
-// elementsOf reads the elements of one set.
 func elementsOf(conn *nft.Conn, id tableid.TableID, set string) (all []Element, err error) {
 	err = conn.EachObject(nft.Elements, id.Family, []nft.StringAttr{
 		{Kind: unix.NFTA_SET_ELEM_LIST_TABLE, Value: id.Name},
@@ -181,8 +180,8 @@ func elementsOf(conn *nft.Conn, id tableid.TableID, set string) (all []Element, 
 	return all, nil
 }
 
-// readElements asks for one set after the other: the kernel has no question for all. It does not
-// ask for those of which it was heard what is in them, and which no process can change.
+// readElements dumps the elements of one set after the other: the kernel has no dump for all sets.
+// It takes the elements of a sealed set from the follower.
 func (rd *reader) readElements() error {
 	for i := range rd.t.Sets {
 		s := &rd.t.Sets[i]
@@ -214,7 +213,7 @@ func (rd *reader) readRules() error {
 	})
 }
 
-// handleBefore returns the handle of the rule before one, 0 if it is the first.
+// handleBefore returns the handle of the preceding rule, 0 if the rule is the first.
 func handleBefore(attrs []byte) uint64 {
 	n, err := nft.AttrUint64(attrOf(attrs, unix.NFTA_RULE_POSITION))
 	if err != nil {
@@ -230,9 +229,10 @@ func lastHandle(c *Chain) uint64 {
 	return c.Rules[len(c.Rules)-1].Handle
 }
 
-// complete reports whether every chain is used as often as what was read says. The kernel counts
-// rules to find where a dump goes on, and counts those too that a transaction under way has put
-// in between, of which no genid speaks if it is given up (nf_tables_dump_rules, Linux 6.18).
+// complete reports whether the kernel's use count of each chain matches the rules and jumps that
+// were read. The kernel continues a dump by counting rules, and it counts rules of an unfinished
+// transaction too. If the kernel gives that transaction up, no genid shows it
+// (nf_tables_dump_rules, Linux 6.18).
 func (r *Ruleset) complete() bool {
 	for id, t := range r.Tables {
 		if r.followed(id) {
@@ -251,7 +251,7 @@ func (r *Ruleset) complete() bool {
 	return true
 }
 
-// same reports whether two captures hold the same; no capture is the same as none.
+// same reports whether two captures have the same content. A nil r never has.
 func (r *Ruleset) same(o *Ruleset) bool {
 	if r == nil || r.Genid != o.Genid || len(r.Tables) != len(o.Tables) {
 		return false

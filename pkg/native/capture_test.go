@@ -18,7 +18,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// TestACaptureIsOneState: next to a process that writes all the time, a capture is of one genid or
+// TestACaptureIsOneState: a process writes all the time. A capture must show a single genid, or
 // none. Each commit writes the same number into a set and into two chains.
 func TestACaptureIsOneState(t *testing.T) {
 	t.Parallel()
@@ -72,7 +72,7 @@ func write(ctx context.Context, owner *nstest.NFT, state func(int) string) error
 	return nil
 }
 
-// TestOwnedTablesAreImmune: a table with an owner is read, and never written.
+// TestOwnedTablesAreImmune: a table with an owner is read, but never written.
 func TestOwnedTablesAreImmune(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		conn := dial(t)
@@ -106,7 +106,8 @@ func TestOwnedTablesAreImmune(t *testing.T) {
 	})
 }
 
-// TestADeviceThatIsGoneIsLeftOut: the rest of a table comes back without it.
+// TestADeviceThatIsGoneIsLeftOut: a table's device is deleted. The rest of the table must come
+// back.
 func TestADeviceThatIsGoneIsLeftOut(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft", "ip")
@@ -131,8 +132,8 @@ func TestADeviceThatIsGoneIsLeftOut(t *testing.T) {
 	})
 }
 
-// TestADeviceThatComesBack: where the kernel takes a chain on a device that is gone, the chain
-// works on it again once it is back. Where it does not, the device is left out, and said.
+// TestADeviceThatComesBack: a chain's device is gone at the replay. If the kernel accepts the
+// chain, it must work again once the device is back. Else the device is left out and reported.
 func TestADeviceThatComesBack(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft", "ip")
@@ -177,12 +178,13 @@ func TestADeviceThatComesBack(t *testing.T) {
 			t.Errorf("nft lists\n%s\nwant\n%s", got, listed)
 		}
 		for strings.Contains(nstest.Command(t, "nft", "list", "ruleset"), "packets 0") {
-			// Each device asks for its neighbours when it comes up: these packets are counted.
+			// Each device looks for its neighbours when it is set up: these packets are counted.
 		}
 	})
 }
 
-// TestAnUsedUpQuotaComesBack: packets set a flag of it that the kernel does not take.
+// TestAnUsedUpQuotaComesBack: packets use up a quota, and the kernel does not accept its flag for
+// that. The quota must come back.
 func TestAnUsedUpQuotaComesBack(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")

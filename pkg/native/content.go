@@ -12,16 +12,15 @@ import (
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
-// A Digest stands for content: equal ones for equal content. Handles are no content, nor what
-// counters counted, what is left of a timeout, or elements that time or packets change. A set
-// without a name of its own and a chain that belongs to a rule are part of that rule, whatever
-// the kernel called them.
+// A Digest identifies content: equal digests mean equal content. It ignores handles, the values of
+// counters, the remaining time of timeouts, and elements that time or packets change. An anonymous
+// set and a chain that belongs to a rule are part of that rule, whatever their names.
 type Digest [sha256.Size]byte
 
-// String returns the beginning, for people.
+// String returns the beginning of the digest, for people.
 func (d Digest) String() string { return hex.EncodeToString(d[:8]) }
 
-// Digest returns the content's digest.
+// Digest returns the digest of the table's content.
 func (t *Table) Digest() Digest {
 	c := newContents(t)
 	s := newSum(t)
@@ -44,10 +43,10 @@ func (t *Table) Digest() Digest {
 	return s.digest()
 }
 
-// A sum makes a table's digest of those of its parts.
+// A sum computes a table's digest from the digests of its parts.
 type sum struct {
 	h      hash.Hash
-	others xor // which have no order
+	others xor // parts without an order
 }
 
 func newSum(t *Table) *sum {
@@ -74,7 +73,7 @@ func (x *xor) add(d Digest) {
 	}
 }
 
-// digestOf is the digest of parts, each with its length.
+// digestOf returns the digest of parts, each with its length.
 func digestOf(what string, parts ...[]byte) Digest {
 	h := sha256.New()
 	var size [4]byte
@@ -86,19 +85,19 @@ func digestOf(what string, parts ...[]byte) Digest {
 	return Digest(h.Sum(nil))
 }
 
-// contents finds the content of one table's parts.
+// contents computes the digests of one table's parts.
 type contents struct {
 	anonymous map[string]*Set
 	bound     map[string]*Chain
-	// found are the digests of both, by name. One that is being made is zero: no message of a
-	// hostile kernel's may lead in circles.
+	// foundSets and foundChains have the digests of anonymous sets and bound chains, by name. A
+	// digest in progress is zero, so that messages of a hostile kernel cannot cause a loop.
 	foundSets, foundChains map[string]Digest
-	// t is searched by who asks for little: both maps above are nil until lookups are many.
+	// The first lookups search t itself: both maps above are nil until lookups are many.
 	t       *Table
 	lookups int
 }
 
-// lookupsMost is after how many lookups the maps are worth their making.
+// lookupsMost is the number of lookups after which the maps are worth their cost.
 const lookupsMost = 32
 
 func newContents(t *Table) *contents {
@@ -107,7 +106,7 @@ func newContents(t *Table) *contents {
 	return c
 }
 
-// lazyContents is newContents for few questions.
+// lazyContents is newContents for a few lookups: it does not make the maps.
 func lazyContents(t *Table) *contents {
 	return &contents{foundSets: map[string]Digest{}, foundChains: map[string]Digest{}, t: t}
 }
@@ -127,7 +126,7 @@ func (c *contents) index() {
 	}
 }
 
-// few reports whether the table is searched for a name, and not the maps.
+// few reports whether to search the table for a name, instead of the maps.
 func (c *contents) few() bool {
 	if c.anonymous != nil {
 		return false
@@ -139,7 +138,7 @@ func (c *contents) few() bool {
 	return true
 }
 
-// setOfRule returns the set of that name which belongs to a rule, nil if there is none.
+// setOfRule returns the anonymous set of that name, nil if there is none.
 func (c *contents) setOfRule(name string) *Set {
 	if !c.few() {
 		return c.anonymous[name]
@@ -152,7 +151,7 @@ func (c *contents) setOfRule(name string) *Set {
 	return nil
 }
 
-// chainOfRule returns the chain of that name which belongs to a rule, nil if there is none.
+// chainOfRule returns the chain of that name that belongs to a rule, nil if there is none.
 func (c *contents) chainOfRule(name string) *Chain {
 	if name == "" {
 		return nil
@@ -168,7 +167,7 @@ func (c *contents) chainOfRule(name string) *Chain {
 	return nil
 }
 
-// chain is a chain's name, attributes and rules.
+// chain returns the digest of a chain's name, attributes and rules.
 func (c *contents) chain(ch *Chain) Digest {
 	name := ch.Name
 	if ch.Bound {
@@ -182,22 +181,22 @@ func (c *contents) chain(ch *Chain) Digest {
 	return digestOf("chain "+name, parts...)
 }
 
-// chainAttrs are a chain's attributes less what it counted.
+// chainAttrs returns a chain's attributes without its counters.
 func (c *contents) chainAttrs(ch *Chain) []byte { return without(ch.Attrs, unix.NFTA_CHAIN_COUNTERS) }
 
-// rule is a rule's expressions and user data.
+// rule returns the digest of a rule's expressions and user data.
 func (c *contents) rule(r Rule) Digest {
 	return digestOf("rule", c.list(r.expressions()), attrOf(r.Attrs, unix.NFTA_RULE_USERDATA))
 }
 
-// set is a set's attributes and elements.
+// set returns the digest of a set's attributes and elements.
 func (c *contents) set(s *Set, name string) Digest { return c.setOf(s, name, c.elements(s)) }
 
 func (c *contents) setOf(s *Set, name string, elements xor) Digest {
 	return digestOf("set "+name, c.setAttrs(s), elements[:])
 }
 
-// elements are a set's elements, which have no order.
+// elements returns the digest of a set's elements, which have no order.
 func (c *contents) elements(s *Set) (elements xor) {
 	for _, e := range s.Elements {
 		if !fleeting(s, e) {
@@ -207,7 +206,8 @@ func (c *contents) elements(s *Set) (elements xor) {
 	return elements
 }
 
-// setAttrs are a set's attributes. The template of what elements count is one of them.
+// setAttrs returns a set's attributes. The expressions that its elements get are among them,
+// without counted values.
 func (c *contents) setAttrs(s *Set) []byte {
 	var out []byte
 	for a, err := range attributes(s.Attrs) {
@@ -225,18 +225,19 @@ func (c *contents) setAttrs(s *Set) []byte {
 	return out
 }
 
-// fleeting reports whether time or packets may take an element away, of which no notification
-// speaks. The end of an interval goes with its beginning, and does not tell when that is.
+// fleeting reports whether time or packets may remove an element without a notification. The end of
+// an interval expires with its beginning, but has no time of its own.
 func fleeting(s *Set, e Element) bool {
 	return s.Dynamic() || s.Flags&setTimeout != 0 && (has(e, unix.NFTA_SET_ELEM_EXPIRATION) || isEnd(e))
 }
 
-// leadsToBound reports whether an element's verdict goes to a chain that belongs to a rule.
+// leadsToBound reports whether an element's verdict leads to a chain that belongs to a rule.
 func (c *contents) leadsToBound(e Element) bool {
 	return c.chainOfRule(jumpOf(attrOf(e, unix.NFTA_SET_ELEM_DATA))) != nil
 }
 
-// element is an element's attributes less what it counted and what is left of its timeout.
+// element returns the digest of an element's attributes, without counted values and the rest of its
+// timeout.
 func (c *contents) element(e Element) Digest {
 	var out []byte
 	for a, err := range attributes(e) {
@@ -257,12 +258,12 @@ func (c *contents) element(e Element) Digest {
 	return digestOf("element", out)
 }
 
-// object is an object's name and settings.
+// object returns the digest of an object's name and settings.
 func (c *contents) object(o Object) Digest {
 	return digestOf("object "+o.Name, without(o.Attrs, unix.NFTA_OBJ_DATA), o.settings())
 }
 
-// elem and list are the content of expressions.
+// elem and list return the content of one expression, and of a list of them.
 func (c *contents) elem(elem []byte) []byte {
 	out, err := mapExpression(elem, c.expression)
 	if err != nil {
@@ -279,8 +280,8 @@ func (c *contents) list(list []byte) []byte {
 	return out
 }
 
-// expression is what an expression says: what belongs to it in the place of a name, nothing
-// that it counted.
+// expression returns the content of an expression, without counted values. A set or chain that
+// belongs to it appears as a digest instead of a name.
 func (c *contents) expression(name string, data []byte) ([]byte, error) {
 	if kind := setNameOf(name); kind != 0 {
 		if s := c.setOfRule(nft.String(attrOf(data, kind))); s != nil {
@@ -297,7 +298,7 @@ func (c *contents) expression(name string, data []byte) ([]byte, error) {
 	return withoutState(name, data), nil
 }
 
-// appendBound appends the content of a chain that belongs to a rule; nothing for another one.
+// appendBound appends the digest of a chain that belongs to a rule, and nothing for another chain.
 func (c *contents) appendBound(out []byte, name string) []byte {
 	ch := c.chainOfRule(name)
 	if ch == nil {
@@ -307,7 +308,7 @@ func (c *contents) appendBound(out []byte, name string) []byte {
 	return append(out, d[:]...)
 }
 
-// once makes a digest, or returns what it made.
+// once returns the digest of that name, and computes it on first use.
 func once(found map[string]Digest, name string, f func() Digest) Digest {
 	d, known := found[name]
 	if !known {
@@ -318,7 +319,7 @@ func once(found map[string]Digest, name string, f func() Digest) Digest {
 	return d
 }
 
-// jumps yields the chain of each verdict in rules and elements that goes to one.
+// jumps yields the target chain of each verdict in rules and elements.
 func (t *Table) jumps() iter.Seq[string] {
 	return func(yield func(string) bool) {
 		going := true
@@ -342,7 +343,7 @@ func (t *Table) jumps() iter.Seq[string] {
 	}
 }
 
-// referred are the names in the rules and elements of a table.
+// referred has the chains and sets that the rules and elements of a table name.
 type referred struct{ chains, sets map[string]bool }
 
 func (t *Table) refersTo() referred {

@@ -14,12 +14,12 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 )
 
-// needsModule are the files that use what a kernel may lack. Where one does not load, the test
-// says so; every other file has to load.
+// needsModule lists the files that need a module which a kernel may lack. The test logs such a file
+// if it does not load. Every other file must load.
 var needsModule = []string{"flowtable", "statement-queue", "object-secmark"}
 
-// loadCorpus loads all files of the corpus into an empty namespace, and returns how many there are.
-// They go in by one script, for an execution of nft costs more than a table: table t of
+// loadCorpus loads all files of the corpus into an empty namespace, and returns their number. One
+// script loads them, because an execution of nft costs more than a table. Table t of
 // statement-log.nft is table t-statement-log.
 func loadCorpus(t *testing.T) (loaded int) {
 	t.Helper()
@@ -57,7 +57,7 @@ func corpusFiles(t *testing.T) []string {
 	return files
 }
 
-// listedTables returns the list of nft, by table.
+// listedTables returns nft's list of the ruleset, by table.
 func listedTables(t *testing.T, args ...string) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -68,11 +68,12 @@ func listedTables(t *testing.T, args ...string) map[string]string {
 	return all
 }
 
-// tableHandle is a handle that a table made again cannot have: the kernel never gives one twice.
+// tableHandle matches a table's handle. A table made again has another one: the kernel never reuses
+// a handle.
 var tableHandle = regexp.MustCompile(`(?m)^(table .*) # handle \d+$`)
 
-// TestEveryStatementComesBack: the corpus is loaded, flushed in each of two ways, and replayed;
-// then nft lists the same, and the objects are the same byte by byte.
+// TestEveryStatementComesBack: the corpus is loaded, flushed in two ways, and replayed. Then nft
+// must list the same, and the objects must be the same byte by byte.
 func TestEveryStatementComesBack(t *testing.T) {
 	t.Parallel()
 	nstest.Run(t, func(t *testing.T) {
@@ -97,7 +98,7 @@ func TestEveryStatementComesBack(t *testing.T) {
 	})
 }
 
-// load loads a text of nft's, and reports false where the kernel lacks a module for it.
+// load loads a text of nft, and reports false if the kernel lacks a module for it.
 func load(t *testing.T, name, text string) bool {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "nft", "-f", "-")

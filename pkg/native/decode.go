@@ -13,13 +13,14 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A form says which attributes of an object name it, and which no message that makes one takes.
+// A form has the attributes that name an object. drop lists attributes that the kernel dumps, but
+// does not accept in a message that makes the object.
 type form struct {
 	table, name, handle uint16
 	drop                []uint16
 }
 
-// forms are the kinds' forms. A rule's name is its chain's.
+// forms has the form of each kind. A rule's name is the name of its chain.
 var forms = map[nft.ObjectKind]form{
 	nft.Tables: {unix.NFTA_TABLE_NAME, unix.NFTA_TABLE_NAME, tableHandle,
 		[]uint16{unix.NFTA_TABLE_USE, tablePad, tableOwner}},
@@ -35,17 +36,17 @@ var forms = map[nft.ObjectKind]form{
 		[]uint16{flowUse, flowPad}},
 }
 
-// A decoded object is a message that was taken apart.
+// A decoded is the result of decoding one message.
 type decoded struct {
 	table, name string
 	handle      uint64
-	attrs       []byte // what is left: its own memory
+	attrs       []byte // the other attributes, in memory of their own
 }
 
 var errNameless = errors.New("an object has no name")
 
-// decode takes the attributes of a message apart, and makes of what is left something that the
-// kernel takes.
+// decode splits the attributes of a message into names, handle and the rest. It repairs the rest so
+// that the kernel accepts it.
 func decode(kind nft.ObjectKind, list []byte) (d decoded, err error) {
 	f := forms[kind]
 	for a, err := range attributes(list) {
@@ -75,7 +76,7 @@ func decode(kind nft.ObjectKind, list []byte) (d decoded, err error) {
 	return d, nil
 }
 
-// appendRepaired appends one attribute of an object as the kernel takes it.
+// appendRepaired appends one attribute of an object in a form that the kernel accepts.
 func appendRepaired(out []byte, kind nft.ObjectKind, a attr, list []byte) ([]byte, error) {
 	value, err := a.value, error(nil)
 	switch {
@@ -100,7 +101,7 @@ func appendRepaired(out []byte, kind nft.ObjectKind, a attr, list []byte) ([]byt
 	return appendNested(out, a.kind, value), nil
 }
 
-// decodeTable reads a table; it has nothing in it yet.
+// decodeTable decodes a table, without its content.
 func decodeTable(family tableid.Family, list []byte) (*Table, error) {
 	d, err := decode(nft.Tables, list)
 	if err != nil {
@@ -110,19 +111,19 @@ func decodeTable(family tableid.Family, list []byte) (*Table, error) {
 		Flags: number(list, unix.NFTA_TABLE_FLAGS), Owner: number(list, tableOwner)}, nil
 }
 
-// chain returns what was decoded of a message as a chain; it has no rules yet.
+// chain returns the decoded message as a chain, without rules.
 func (d decoded) chain(list []byte) Chain {
 	return Chain{Name: d.name, Handle: d.handle, Attrs: d.attrs,
 		Base:  has(list, unix.NFTA_CHAIN_HOOK),
 		Bound: number(list, chainFlags)&chainBinding != 0}
 }
 
-// set returns it as a set; it has no elements yet.
+// set returns the decoded message as a set, without elements.
 func (d decoded) set(list []byte) Set {
 	return Set{Name: d.name, Handle: d.handle, Attrs: d.attrs, Flags: number(list, unix.NFTA_SET_FLAGS)}
 }
 
-// object returns it as a stateful object.
+// object returns the decoded message as a stateful object.
 func (d decoded) object(list []byte) Object {
 	return Object{d.name, number(list, unix.NFTA_OBJ_TYPE), d.handle, d.attrs}
 }
@@ -155,8 +156,8 @@ func decodeElements(list []byte, f func(Element)) error {
 // isEnd reports whether an element is the end of an interval.
 func isEnd(e Element) bool { return number(e, unix.NFTA_SET_ELEM_FLAGS)&elemIntervalEnd != 0 }
 
-// droppedOfElement reports whether no message that adds an element takes an attribute. Linux 6.18
-// dumps a timeout of 0 for the end of an interval in a set that has a timeout, and refuses one
+// droppedOfElement reports whether no message that adds an element may have this attribute. In a
+// set with a timeout, Linux 6.18 dumps a timeout of 0 for the end of an interval, and refuses it
 // there (nf_tables_fill_setelem, nft_add_set_elem).
 func droppedOfElement(kind uint16, end bool) bool {
 	switch kind {
@@ -169,10 +170,10 @@ func droppedOfElement(kind uint16, end bool) bool {
 }
 
 // sort sorts the elements by key, the end of an interval before the beginning of the next, as nft
-// sends them; a dump of a hash table has no order, and that of a tree the reverse one. What was
-// dumped twice, because the table grew meanwhile, stays once. Ranges of several fields keep their
-// order: the kernel takes a wide one behind a narrow one within it, and not the other way round
-// (nft_pipapo_insert).
+// sends them. A dump of a hash table has no order, and a dump of a tree has the reverse order. sort
+// drops duplicates, which a dump has if the hash table grew meanwhile. Ranges of several fields
+// keep their order: the kernel accepts a wide range behind a narrow one within it, but not the
+// reverse (nft_pipapo_insert).
 func (s *Set) sort() {
 	if !s.ranges() {
 		s.Elements = sortElements(s.Elements)

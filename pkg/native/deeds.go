@@ -11,28 +11,28 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A Deed is what one commit did to one table, as its notifications say.
+// A Deed is the effect of one commit on one table, by its notifications.
 type Deed struct {
 	Genid   uint32
-	Deleted bool   // the table went
-	Made    uint64 // the handle of a table that came, behind a deletion or without one; 0: none did
-	// WitnessLost: the family's witness went in the same commit.
+	Deleted bool   // the commit deleted the table
+	Made    uint64 // the handle of the table that the commit made, after a deletion or not; 0: none
+	// WitnessLost: the same commit deleted the family's witness.
 	WitnessLost bool
-	// With is a table of another owner that the same commit deleted, as a flush does; empty: none
-	// is known. The caller of Hear may set it.
+	// With is a table of another owner that the same commit deleted, as a flush does; empty: no
+	// such table is known. The caller of Hear may set it.
 	With string
 	By   Committer
 	// ByName: the committer's command line names the rule, chain, set or element that it deletes.
 	ByName bool
-	// Rules and Elements are how many went from each chain and set that stayed or went.
+	// Rules and Elements count the removals from each chain and set, deleted or not.
 	Rules, Elements map[string]int
-	Chains          map[string]int // deleted ones
-	Closed          map[string]int // base chains that it wrote with a policy of drop
-	Lost            int            // chains, sets, objects and flowtables that went
-	New             int            // whatever came or was altered, the table aside
+	Chains          map[string]int // deleted chains
+	Closed          map[string]int // base chains that the commit wrote with policy drop
+	Lost            int            // deleted chains, sets, objects and flowtables
+	New             int            // added or altered objects, except the table itself
 }
 
-// A Committer is what is known of the process that made a commit.
+// A Committer is the kind of process that made a commit.
 type Committer uint8
 
 // The committers.
@@ -41,13 +41,15 @@ const (
 	Owner                      // the table's owner
 	NotOwner                   // a unit that loads rules from a file
 	Stranger                   // a person's shell or a script
-	// LikelyOwner: it was gone before it could be read, and a process of the table's owner that had
-	// started since the table was last written lived then, with a number shortly below its.
+	// LikelyOwner: the process had ended before canaryd could read it. A process of the table's
+	// owner lived then, with a slightly lower PID. It had started after the last write to the
+	// table.
 	LikelyOwner
 )
 
-// MayTake reports whether the commit may have taken what is not its author's, by what it did: it
-// deleted or made the table, or took something and wrote nothing. An owner may do the same.
+// MayTake reports whether the commit, by its effect, may have removed objects of another owner.
+// Such a commit deleted or made the table, deleted the witness, or removed objects and wrote
+// nothing. An owner may do the same.
 func (d *Deed) MayTake() bool {
 	took := len(d.Rules)+len(d.Elements)+d.Lost > 0
 	return d.Deleted || d.WitnessLost || d.Made != 0 || took && d.New == 0
@@ -56,7 +58,7 @@ func (d *Deed) MayTake() bool {
 // flush reports whether the commit deleted more than one owner's tables.
 func (d *Deed) flush() bool { return d.WitnessLost || d.With != "" }
 
-// rules returns how many rules went from chains that stayed or went.
+// rules returns the number of removed rules, in deleted chains too.
 func (d *Deed) rules() (n int) {
 	for _, went := range d.Rules {
 		n += went
@@ -64,19 +66,19 @@ func (d *Deed) rules() (n int) {
 	return n
 }
 
-// pure reports whether the commit only took away from a table that stood.
+// pure reports whether the commit only removed parts of an existing table.
 func (d *Deed) pure() bool { return d.New == 0 && !d.Deleted && d.Made == 0 }
 
-// A Recorder makes deeds of notifications. Its zero value is ready. It is for one goroutine.
+// A Recorder makes deeds from notifications. Its zero value is ready. It is for one goroutine.
 type Recorder struct {
 	deeds   map[tableid.TableID]*Deed
-	witness map[tableid.Family]bool // whose witness went
-	// names are the witnesses'; of a family without one it is WitnessName.
+	witness map[tableid.Family]bool // families that lost their witness
+	// names has the names of the witnesses. A family without an entry has WitnessName.
 	names map[tableid.Family]string
 }
 
-// Take takes in one notification: the message's number without the subsystem, and its
-// attributes. The NFT_MSG_NEWGEN that ends a commit is for End.
+// Take records one notification: the message's number without the subsystem, and its attributes.
+// For the NFT_MSG_NEWGEN that ends a commit, call End instead.
 func (r *Recorder) Take(message uint16, family tableid.Family, attrs []byte) error {
 	table := nft.String(attrOf(attrs, unix.NFTA_TABLE_NAME)) // 1 in all messages
 	if table == "" {
@@ -122,7 +124,7 @@ func (r *Recorder) Take(message uint16, family tableid.Family, attrs []byte) err
 	return nil
 }
 
-// End ends a commit and returns what it did, by table. The caller knows of the committer.
+// End ends a commit and returns its deeds, by table. The caller knows the committer, and sets By.
 func (r *Recorder) End(c nft.Commit) map[tableid.TableID]*Deed {
 	all := r.deeds
 	for id, d := range all {
@@ -132,7 +134,7 @@ func (r *Recorder) End(c nft.Commit) map[tableid.TableID]*Deed {
 	return all
 }
 
-// drop forgets the commit that is being recorded.
+// drop forgets the commit in progress.
 func (r *Recorder) drop() { *r = Recorder{names: r.names} }
 
 func (r *Recorder) deed(id tableid.TableID) *Deed {

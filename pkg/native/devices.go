@@ -10,15 +10,16 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// lacksDevice is what Repair writes with.
+// lacksDevice is the Options.Lacks of a Repair. A chain keeps an absent device if the kernel
+// accepts that.
 func lacksDevice(of nft.ObjectKind, device string) bool {
 	_, err := net.InterfaceByName(device)
 	return err != nil && (of != nft.Chains || !takesAbsentDevices())
 }
 
-// takesAbsentDevices reports whether the kernel takes a chain on a device that is not there, as it
-// does since Linux 6.16. It hooks the chain to the device once that comes. Where that cannot be
-// asked, devices are left out for as long as the process runs.
+// takesAbsentDevices reports whether the kernel accepts a chain on an absent device, as it does
+// since Linux 6.16. It hooks the chain to the device when the device appears. If the kernel cannot
+// be tested, canaryd leaves out absent devices until it restarts.
 var takesAbsentDevices = sync.OnceValue(func() bool {
 	hook := nft.AppendAttr(nil, unix.NFTA_HOOK_HOOKNUM, make([]byte, 4), 0) // ingress
 	hook = nft.AppendAttr(hook, unix.NFTA_HOOK_PRIORITY, make([]byte, 4), 0)
@@ -28,8 +29,8 @@ var takesAbsentDevices = sync.OnceValue(func() bool {
 	return (&Table{ID: tableid.Netdev.Table(rehearsalName), Chains: []Chain{{Name: "c", Base: true, Attrs: attrs}}}).Rehearse() == nil
 })
 
-// present returns an object's attributes less the devices that the node lacks. They stand in the
-// attribute hook, one in the attribute dev of it, or several in the list devs.
+// present returns an object's attributes without the devices that the node lacks. The devices are
+// in the attribute hook: one in its attribute dev, or several in its list devs.
 func (w *writer) present(of nft.ObjectKind, attrs []byte, hook, dev, devs uint16) []byte {
 	if w.o.Lacks == nil {
 		return attrs
@@ -70,7 +71,7 @@ func (w *writer) presentIn(of nft.ObjectKind, hook []byte, dev, devs uint16) []b
 	return out
 }
 
-// lacks reports whether the node lacks a device, and notes it.
+// lacks reports whether to leave out a device, and notes it in leftBy.
 func (w *writer) lacks(of nft.ObjectKind, name []byte) bool {
 	device := nft.String(name)
 	if !w.o.Lacks(of, device) {

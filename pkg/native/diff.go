@@ -9,20 +9,21 @@ import (
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
-// A Change is how one part of a table differs from what it was. Rules count for a chain,
-// elements for a set; what belongs to a rule counts as that rule.
+// A Change is the difference between the former and the present state of one part of a table. Rules
+// count for their chain, and elements for their set. A set or chain that belongs to a rule counts
+// as that rule.
 type Change struct {
 	Kind    nft.ObjectKind // Tables, Chains, Sets, Objects or Flowtables
 	Name    string
-	Gone    bool // all of it
-	Made    bool // it was not there
+	Gone    bool // the whole part is gone
+	Made    bool // the part is new
 	Altered bool // its own attributes, or the order of its rules
 	Lost    int  // rules or elements that are missing
-	New     int  // rules or elements that were not there
+	New     int  // added rules or elements
 	Empty   bool // it has lost its last rule or element
 }
 
-// String says it for people.
+// String describes the change for people.
 func (c Change) String() string {
 	var said []string
 	say := func(is bool, format string, args ...any) {
@@ -49,9 +50,9 @@ func (c Change) String() string {
 	return fmt.Sprintf("%s %s: %s", c.Kind, c.Name, strings.Join(said, ", "))
 }
 
-// Diff returns how the content of a table differs from what it was, in the order of was. A nil
-// table is none. What both have in the same memory is the same: of two values of one table that was
-// followed, it costs what changed.
+// Diff returns the changes of content from one table to another, in the order of was. nil means no
+// table. Parts in the same memory are equal, so for two values of one followed table the cost
+// depends on the changes only.
 func Diff(was, now *Table) []Change {
 	switch {
 	case was == now:
@@ -96,7 +97,7 @@ type partKey struct {
 	number uint32 // an object's type
 }
 
-// A part is one named object of a table: one of the four, or none.
+// A part is one named object of a table. It has one pointer, or none.
 type part struct {
 	partKey
 	chain     *Chain
@@ -105,9 +106,9 @@ type part struct {
 	flowtable *Flowtable
 }
 
-// unlike returns what has a name of its own, in both tables, less what is the same memory in both.
+// unlike returns the named parts of both tables, without chains and sets in the same memory.
 func unlike(was, now *Table) (before, after []part) {
-	following := was.Handle == now.Handle // else the handles say nothing
+	following := was.Handle == now.Handle // else the handles prove nothing
 	align(was.Chains, now.Chains, func(a, b *Chain) int {
 		if following && a.Handle == b.Handle && a.Name == b.Name && sameList(a.Attrs, b.Attrs) && sameList(a.Rules, b.Rules) {
 			return same
@@ -143,10 +144,10 @@ func unlike(was, now *Table) (before, after []part) {
 	return before, after
 }
 
-// same is what a comparison of align returns for two things that need no look.
+// same is the result of align's compare function for two entries that are the same.
 const same = 2
 
-// align walks two lists in the order of handles and adds what is not the same in both.
+// align walks two lists in the order of handles, and adds the entries that are not the same.
 func align[T any](was, now []T, compare func(a, b *T) int, add func(to *[]part, v *T), before, after *[]part) {
 	for len(was) > 0 && len(now) > 0 {
 		c := compare(&was[0], &now[0])
@@ -187,7 +188,7 @@ func (p part) len() int {
 	return 0
 }
 
-// same reports whether a rule or element of one part is the same memory as one of the other.
+// same reports whether a rule or element of p is the same memory as a rule or element of q.
 func (p part) same(i int, q part, j int) bool {
 	if p.chain != nil {
 		return sameMemory(p.chain.Rules[i].Attrs, q.chain.Rules[j].Attrs)
@@ -195,10 +196,9 @@ func (p part) same(i int, q part, j int) bool {
 	return sameMemory(p.set.Elements[i], q.set.Elements[j])
 }
 
-// sameMemory is sameSlice for slices that have something in them.
+// sameMemory is sameList for bytes, except that an empty slice is the same as none.
 func sameMemory(a, b []byte) bool { return len(a) > 0 && sameList(a, b) }
 
-// attrs returns the part's own attributes.
 func (p part) attrs() []byte {
 	switch {
 	case p.chain != nil:
@@ -224,7 +224,7 @@ func (c *contents) own(p part) Digest {
 	return digestOf("", p.flowtable.Attrs)
 }
 
-// count returns how many rules or elements of a part in a range are content.
+// count returns the number of rules in a range, or of elements that are not fleeting.
 func (p part) count(from, to int) int {
 	if p.set == nil {
 		return to - from
@@ -238,7 +238,7 @@ func (p part) count(from, to int) int {
 	return n
 }
 
-// in returns the digests of a part's rules or elements in a range, as far as they are content.
+// in returns the digests of the rules or elements that count counts.
 func (c *contents) in(p part, from, to int) (in []Digest) {
 	switch {
 	case p.chain != nil:
@@ -255,17 +255,16 @@ func (c *contents) in(p part, from, to int) (in []Digest) {
 	return in
 }
 
-// A comparison compares the parts of two tables.
 type comparison struct{ was, now *contents }
 
-// change compares a part with what became of it; nil if nothing did.
+// change compares p with its later state q; nil if they are equal. Without there, q does not exist.
 func (k *comparison) change(p, q part, there bool) *Change {
 	c := Change{Kind: p.kind, Name: p.name}
 	if !there {
 		c.Gone, c.Lost = true, p.count(0, p.len())
 		return &c
 	}
-	// What both begin and end with needs no digest, nor does what one of them has alone.
+	// The common beginning and end need no digest. Nor does the rest, if only one part has any.
 	n, m, begin, end := p.len(), q.len(), 0, 0
 	for begin < min(n, m) && p.same(begin, q, begin) {
 		begin++

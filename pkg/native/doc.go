@@ -9,15 +9,15 @@
 // handles, the values of counters, the remaining time of timeouts, and elements that packets add. A
 // set or chain that belongs to one rule is part of that rule, whatever its name.
 //
-// A guard of tables opens a [Kernel] with [LateKernel.Wake]. Its Follow returns the tables as a
-// Capture would, but from the kernel's notifications; it reads a table again only where they do not
-// say enough. Its Hear returns each [Commit] with its deeds: the objects that the commit added and
+// A guard of tables opens a [Kernel] with [LateKernel.Wake]. Its Follow returns the same tables as
+// a Capture, but from the kernel's notifications. It reads a table again only where these do not
+// suffice. Its Hear returns each [Commit] with its deeds: the objects that the commit added and
 // removed.
 //
 // [Judge] compares a table before and after, weighs the deeds, and returns a [Finding]. A witness
-// ([PlantWitness]) is an empty table of canaryd's own in each family: a flush of the ruleset
-// deletes it, and an owner that deletes its own table does not. The habits of owners
-// ([owners.Habits]) keep an owner's own cleaning from counting as a flush.
+// ([PlantWitness]) is an empty table of canaryd's own in each family. A flush of the ruleset
+// deletes it; an owner that deletes its own table does not. The habits of owners ([owners.Habits])
+// keep an owner's own cleaning from counting as a flush.
 //
 // A Finding names the remedy: [Table.Create], [Table.Replace] or [Table.Refill]. Each writes into
 // an [nft.Batch], which may hold several tables: the kernel accepts all of it or nothing. Guard the

@@ -10,8 +10,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A table is captured and, after a flush, put back and proved. This example needs CAP_NET_ADMIN,
-// so it is compiled and not run.
+// A table is captured and, after a flush, put back and proved. This example needs CAP_NET_ADMIN, so
+// it is compiled but not run.
 func Example() {
 	conn, err := nft.Dial()
 	if err != nil {
@@ -51,7 +51,7 @@ func Example() {
 	fmt.Println(len(native.Diff(was.Tables[id], proof.Tables[id])) == 0)
 }
 
-// The judge is a function of what is known, and reads nothing.
+// The judge is a function of the evidence, and reads nothing.
 func ExampleJudge() {
 	id := tableid.IPv4.Table("kube-proxy")
 	was := &native.Table{ID: id, Handle: 7, Chains: []native.Chain{{Name: "services", Rules: make([]native.Rule, 1)}}}
@@ -69,7 +69,7 @@ func ExampleJudge() {
 	// table_deleted - a process deleted it that is not its owner
 }
 
-// A diff counts what is in each part of a table.
+// A diff has the changes of each part of a table.
 func ExampleDiff() {
 	chain := func(rules int) native.Chain { return native.Chain{Name: "services", Rules: make([]native.Rule, rules)} }
 	was := &native.Table{ID: tableid.Inet.Table("mine"), Chains: []native.Chain{chain(3)}}

@@ -6,10 +6,10 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// AfterCapture has f run between a read and hearing of what was committed behind it.
+// AfterCapture runs f between a read and the notifications of later commits.
 func (k *Kernel) AfterCapture(f func()) { k.afterCapture = f }
 
-// Misremember has what is followed of a set lack its last element.
+// Misremember drops the last element of a followed set.
 func (k *Kernel) Misremember(id tableid.TableID, set string) {
 	f := k.follow.tables[id]
 	s := f.sets.byKey[set]
@@ -20,8 +20,8 @@ func (k *Kernel) Misremember(id tableid.TableID, set string) {
 	}
 }
 
-// Bare returns the table without handles, without what is left of timeouts, and without counts
-// of uses, so that its bytes can be compared with those of the table made again.
+// Bare returns the table without handles, remaining timeouts and use counts. Its bytes can be
+// compared with the bytes of the table made again.
 func (t *Table) Bare() *Table {
 	bare := *t
 	bare.Handle = 0
@@ -53,7 +53,7 @@ func (t *Table) Bare() *Table {
 	return &bare
 }
 
-// Timeless returns the table as it is, less what is left of timeouts.
+// Timeless returns the table without remaining timeouts.
 func (t *Table) Timeless() *Table {
 	same := *t
 	same.Sets = nil

@@ -9,8 +9,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
-// mapExpression rewrites one expression, the content of an NFTA_LIST_ELEM. f gets its name and
-// its own attributes, and returns nil to leave it as it is.
+// mapExpression rewrites one expression, the content of an NFTA_LIST_ELEM. f gets its name and its
+// own attributes, and returns nil to leave it unchanged.
 func mapExpression(elem []byte, f func(name string, data []byte) ([]byte, error)) ([]byte, error) {
 	name, err := nft.AttrOf(elem, unix.NFTA_EXPR_NAME)
 	if err != nil {
@@ -53,8 +53,8 @@ func mapExpressions(list []byte, f func(name string, data []byte) ([]byte, error
 	return out, nil
 }
 
-// repair makes of an expression as the kernel dumps it one that the kernel takes. It is needed
-// for four kinds of which the kernel refuses its own words (measured on Linux 6.18).
+// repair turns a dumped expression into a form that the kernel accepts. The kernel refuses its own
+// dump of four kinds (measured on Linux 6.18).
 func repair(name string, data []byte) ([]byte, error) {
 	switch name {
 	case "dynset":
@@ -76,8 +76,8 @@ func repair(name string, data []byte) ([]byte, error) {
 	return nil, nil
 }
 
-// repairDynset drops a timeout of zero, and adds the flag without which the kernel takes no
-// list of expressions and which it does not dump.
+// repairDynset drops a timeout of zero. It adds the flag that the kernel requires for a list of
+// expressions, but does not dump.
 func repairDynset(data []byte) ([]byte, error) {
 	const hasExpressions = 2 // NFT_DYNSET_F_EXPR
 	var out []byte
@@ -117,8 +117,8 @@ func repairDynset(data []byte) ([]byte, error) {
 	return out, nil
 }
 
-// repairQuota clears the flag that a quota is used up: what was consumed says so as well. It
-// returns nil if the flag is not set.
+// repairQuota clears the flag of a used up quota: the consumed bytes show the same. It returns nil
+// if the flag is not set.
 func repairQuota(data []byte) []byte {
 	const depleted = 2 // NFT_QUOTA_F_DEPLETED
 	flags := number(data, unix.NFTA_QUOTA_FLAGS)
@@ -141,8 +141,8 @@ func setNameOf(expression string) uint16 {
 	return 0
 }
 
-// jumpOf returns the chain to which a verdict goes, as the attributes of an immediate's data or
-// an element's; "" if it goes to none.
+// jumpOf returns the chain to which a verdict leads, "" if it leads to none. data is the data of an
+// immediate or of an element.
 func jumpOf(data []byte) string {
 	return nft.String(nft.AttrPath(data, unix.NFTA_DATA_VERDICT, unix.NFTA_VERDICT_CHAIN))
 }
@@ -165,8 +165,8 @@ func names(list []byte, set, chain func(string)) {
 	})
 }
 
-// withoutState returns an expression's attributes less what the packet path counts; nil if it
-// counts nothing.
+// withoutState returns an expression's attributes without the values that packets change; nil if it
+// has no such values.
 func withoutState(name string, data []byte) []byte {
 	switch name {
 	case "counter", "last":
@@ -177,7 +177,7 @@ func withoutState(name string, data []byte) []byte {
 	return nil
 }
 
-// milliseconds writes a duration as elements have it.
+// milliseconds encodes a duration as an attribute of elements.
 func milliseconds(kind uint16, n uint64) []byte {
 	return nft.AppendAttr(nil, kind, binary.BigEndian.AppendUint64(nil, n), 0)
 }

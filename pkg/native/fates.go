@@ -18,23 +18,23 @@ const (
 	fateSteers                  // anything else, such as a mark, or a return
 )
 
-// looking are the expressions that neither decide about a packet nor change it. Some can do both:
-// see fates.
+// looking lists the expressions that neither decide about a packet nor change it. Some have a
+// form that does both: see writing and fateFinder.rule.
 var looking = []string{"payload", "meta", "ct", "cmp", "range", "bitwise", "byteorder", "lookup", "immediate", "exthdr", "fib", "socket", "osf",
 	"rt", "numgen", "hash", "xfrm", "tunnel", "inner", "connlimit", "limit", "quota", "counter", "last", "log", "match", "objref", "flow_offload"}
 
-// writing is the attribute by which some of them write to the packet: its source register.
+// writing has the attribute with which some of them write to the packet: the source register.
 var writing = map[string]uint16{"payload": unix.NFTA_PAYLOAD_SREG, "meta": unix.NFTA_META_SREG, "ct": unix.NFTA_CT_SREG, "exthdr": unix.NFTA_EXTHDR_SREG}
 
-// A fateFinder finds the fates of rules, with those of the chains that they lead to.
+// A fateFinder finds the fates of rules, including the fates of the chains to which they lead.
 type fateFinder struct {
 	*holder
 	chains map[int]fate
-	// lost are the fates that packets miss in a chain, for lack of held rules.
+	// lost has the fates that packets miss in a chain, because rules are left out.
 	lost map[int]fate
 }
 
-// rule returns a rule's fates, and the chains that it leads to.
+// rule returns a rule's fates, and the chains to which it leads.
 func (f *fateFinder) rule(list []byte) (of fate, to []int) {
 	verdict := func(data []byte) {
 		switch v := verdictIn(data); {
@@ -76,7 +76,7 @@ func (f *fateFinder) rule(list []byte) (of fate, to []int) {
 	return of, to
 }
 
-// steers reports whether an object does more with a packet than to count, to match or to have its
+// steers reports whether an object does more with a packet than count it, match it or have its
 // connection tracked.
 func (f *fateFinder) steers(data []byte) bool {
 	kind := number(data, unix.NFTA_OBJREF_IMM_TYPE)
@@ -96,7 +96,7 @@ func (f *fateFinder) chain(i int) fate {
 	if of, known := f.chains[i]; known {
 		return of
 	}
-	f.chains[i] = 0 // the kernel takes no loop
+	f.chains[i] = 0 // the kernel accepts no loop
 	var all fate
 	for _, r := range f.t.Chains[i].Rules {
 		of, _ := f.rule(r.expressions())
@@ -106,15 +106,16 @@ func (f *fateFinder) chain(i int) fate {
 	return all
 }
 
-// holdBehind holds the rules that wait. A packet that comes to a missing rule goes on to rules that
-// the whole table keeps it from: behind a missing return to a masquerade, behind a missing drop to
-// an accept. So no rule is written behind a missing rule that decides, but:
+// holdBehind leaves out the rules that wait. A packet that reaches a missing rule continues to
+// rules that it would not reach in the whole table. Examples are a masquerade behind a missing
+// return, and an accept behind a missing drop. So no rule is written behind a missing rule that
+// decides, except:
 //
 //   - A rule that only drops lets nothing in, and a rule that only counts changes nothing.
-//   - Behind a missing accept another accept lets in only what the whole lets in, unless the table
-//     translates: there an accept keeps a packet from that.
-//   - A chain that lacks a rule counts as one that is missing itself where a rule leads there,
-//     unless all that it lacks accepts or translates.
+//   - Behind a missing accept another accept lets in only packets that the whole table lets in.
+//     But if the table translates, an accept keeps packets from translation.
+//   - A chain that lacks a rule counts as missing itself where a rule leads there, unless all
+//     missing rules accept or translate.
 func (h *holder) holdBehind() {
 	if len(h.held) == 0 {
 		return
@@ -127,14 +128,14 @@ func (h *holder) holdBehind() {
 	}
 }
 
-// lacks holds the rules of one chain that wait, and returns the fates that packets miss there.
+// lacks leaves out the rules of one chain that wait, and returns the fates that packets miss there.
 func (f *fateFinder) lacks(i int) (lost fate) {
 	if lost, known := f.lost[i]; known {
 		return lost
 	}
 	f.lost[i] = 0
 	var inside fate
-	first := "" // the first rule that decides and is missing
+	first := "" // the first missing rule that decides
 	c := &f.t.Chains[i]
 	for j, r := range c.Rules {
 		here := f.owner(Spot{nft.Rules, i, j})
@@ -171,8 +172,8 @@ func mayLead(r Rule) (may bool) {
 	return may
 }
 
-// waits reports whether a rule with these fates must not be written behind missing rules with the
-// lost ones.
+// waits reports whether a rule with the fates of must not be written behind missing rules with the
+// fates lost.
 func (f *fateFinder) waits(of, lost fate) bool {
 	switch {
 	case lost == 0, of == 0, of == fateKeeps:

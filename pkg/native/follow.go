@@ -12,30 +12,30 @@ import (
 )
 
 const (
-	// commitMost bounds what is kept of the notifications of one commit, in bytes: kube-proxy's
-	// 5,000 services are 6 MB. Of a larger commit its tables are read.
+	// commitMost bounds the notifications that are kept of one commit, in bytes. kube-proxy's 5,000
+	// services are 6 MB. After a larger commit all tables are read again.
 	commitMost = 32 << 20
-	// pieceSize is the memory that is taken at once for notifications, in bytes. To let one piece
-	// grow cost 9 ms in a flush of 1,000 services.
+	// pieceSize is the size of one allocation for notifications, in bytes. Growing one piece cost 9
+	// ms in a flush of 1,000 services.
 	pieceSize = 64 << 10
-	// idleMost is how many messages have room in what is kept for the next commit.
+	// idleMost bounds the capacity for messages that is kept for the next commit.
 	idleMost = 4096
-	// goneMost bounds how many tables that do not stand are remembered.
+	// goneMost is the number of tables above which deleted tables are forgotten.
 	goneMost = 256
 )
 
-// A follower keeps tables current by the kernel's notifications. A table of which one cannot be
-// placed is followed no more, until it is read again. It is for one goroutine.
+// A follower keeps tables current by the kernel's notifications. If it cannot place a notification,
+// it stops following that table until the next read. It is for one goroutine.
 type follower struct {
 	tables map[tableid.TableID]*followed
-	// What the present commit did to them, of which the genid comes last.
+	// messages are the notifications of the present commit. Its genid arrives last.
 	messages []heard
-	piece    []byte // of memory, for their attributes
-	bytes    int    // of them all
+	piece    []byte // memory for their attributes
+	bytes    int    // of all messages
 	tooMuch  bool
 }
 
-// A heard is a notification. Of an object that goes it may have the names and the handle only.
+// A heard is a notification. For a deleted object it may have the names and the handle only.
 type heard struct {
 	kind   uint16
 	id     tableid.TableID
@@ -58,7 +58,7 @@ func (f *follower) take(n nft.Notification) {
 	}
 }
 
-// keep copies what is needed of a notification's attributes.
+// keep copies the necessary attributes of a notification.
 func (f *follower) keep(n nft.Notification) []byte {
 	if cap(f.piece)-len(f.piece) < len(n.Attrs)+4 {
 		f.piece = make([]byte, 0, max(pieceSize, len(n.Attrs)+4))
@@ -73,14 +73,14 @@ func (f *follower) keep(n nft.Notification) []byte {
 	return at
 }
 
-// goers are the messages of which only the name and the handle are kept: they come by the thousand
-// in a flush, and those of rules have the whole rule in them.
+// goers are the deletions. The follower keeps only name and handle of them, because a flush sends
+// thousands, and a rule's deletion contains the whole rule.
 var goers = map[uint16]nft.ObjectKind{
 	unix.NFT_MSG_DELRULE: nft.Rules, unix.NFT_MSG_DELCHAIN: nft.Chains, unix.NFT_MSG_DELSET: nft.Sets,
 }
 
-// appendNames appends the attributes that say which object a message is about. A message that
-// cannot be read is appended as it is, for decode to refuse.
+// appendNames appends the attributes that identify a message's object. It appends an unreadable
+// message unchanged, for decode to refuse.
 func appendNames(out []byte, f form, list []byte) []byte {
 	from := len(out)
 	for a, err := range attributes(list) {
@@ -94,7 +94,7 @@ func appendNames(out []byte, f form, list []byte) []byte {
 	return out
 }
 
-// end applies what a commit did.
+// end applies the notifications of a commit.
 func (f *follower) end(genid uint32, now time.Time) {
 	if f.tooMuch {
 		f.forget()
@@ -102,7 +102,7 @@ func (f *follower) end(genid uint32, now time.Time) {
 	touched := map[tableid.TableID]*followed{}
 	for _, m := range f.messages {
 		t := f.tables[m.id]
-		if t == nil || !nft.Newer(genid, t.genid) { // it is in what was read
+		if t == nil || !nft.Newer(genid, t.genid) { // the read has it already
 			continue
 		}
 		touched[m.id] = t
@@ -118,7 +118,7 @@ func (f *follower) end(genid uint32, now time.Time) {
 	f.drop()
 }
 
-// drop leaves out what was heard of a commit that has no end.
+// drop discards the notifications of the present commit.
 func (f *follower) drop() {
 	clear(f.messages)
 	f.messages, f.piece, f.bytes, f.tooMuch = f.messages[:0], f.piece[:0], 0, false
@@ -127,13 +127,13 @@ func (f *follower) drop() {
 	}
 }
 
-// forget ends following: notifications were missed.
+// forget stops following all tables, because notifications are missing.
 func (f *follower) forget() {
 	f.tables = nil
 	f.drop()
 }
 
-// seed follows a table from what was read at a genid and a time.
+// seed begins to follow a table that was read at a genid and a time.
 func (f *follower) seed(t *Table, genid uint32, at time.Time) {
 	if f.tables == nil {
 		f.tables = map[tableid.TableID]*followed{}
@@ -150,7 +150,7 @@ func (f *follower) seed(t *Table, genid uint32, at time.Time) {
 	}
 }
 
-// standing returns a table that is followed; nil if it is not, or is gone.
+// standing returns a followed table; nil if it is not followed, or is gone.
 func (f *follower) standing(id tableid.TableID) *followed {
 	if t := f.tables[id]; t != nil && !t.gone {
 		return t
@@ -169,23 +169,24 @@ func (f *follower) value(id tableid.TableID) (*Table, Digest) {
 
 var errNotFollowed = errors.New("a table that cannot be followed")
 
-// A followed is one table as the notifications have made it.
+// A followed is one table, kept current by the notifications.
 type followed struct {
-	head    Table // without what is in it
+	head    Table // without its content
 	genid   uint32
-	at      time.Time // from which what is left of timeouts is counted
+	at      time.Time // the time to which remaining timeouts refer
 	gone    bool
 	chains  roster[string, *followedChain]
 	sets    roster[string, *followedSet]
 	objects roster[objectKey, *Object]
 	in      contents
-	// went are what went with a rule in this commit: the kernel may say so or not.
+	// went has the handles of objects deleted with a rule in this commit. The kernel may notify of
+	// them or not.
 	went map[uint64]bool
-	// touched are what finish has to look at.
+	// touchedChains and touchedSets are the parts that finish must update.
 	touchedChains map[*followedChain]bool
 	touchedSets   map[*followedSet]bool
 
-	last   *Table // the value; nil: it is to be made
+	last   *Table // the value; nil: it is outdated
 	digest Digest
 }
 
@@ -194,7 +195,7 @@ func follow(t *Table, genid uint32, at time.Time) (*followed, error) {
 	f := &followed{genid: genid}
 	f.begin(*t, at)
 	if t.Immune() || len(t.Flowtables) > 0 || t.ID.Family == tableid.Netdev {
-		return nil, errNotFollowed // devices come and go without a commit
+		return nil, errNotFollowed // devices appear and vanish without a commit
 	}
 	for _, c := range t.Chains {
 		if hasDevice(c.Attrs) {
@@ -217,7 +218,7 @@ func follow(t *Table, genid uint32, at time.Time) (*followed, error) {
 	return f, f.finish()
 }
 
-// begin empties the table.
+// begin starts again with an empty table.
 func (f *followed) begin(head Table, at time.Time) {
 	head.Chains, head.Objects, head.Flowtables, head.Sets = nil, nil, nil, nil
 	*f = followed{head: head, genid: f.genid, at: at, in: *newContents(&head), went: map[uint64]bool{},
@@ -230,7 +231,7 @@ func hasDevice(attrs []byte) bool {
 	return has(hook, unix.NFTA_HOOK_DEV) || has(hook, hookDevs)
 }
 
-// apply takes in one notification. After an error the table has to be read.
+// apply applies one notification. After an error the table must be read again.
 func (f *followed) apply(n nft.Notification, now time.Time) error {
 	f.last = nil
 	attrs := n.Attrs
@@ -293,7 +294,7 @@ func (f *followed) newTable(attrs []byte, now time.Time) error {
 	return nil
 }
 
-// finish makes the lists of what a commit changed.
+// finish updates the lists that a commit changed.
 func (f *followed) finish() error {
 	clear(f.went)
 	for c := range f.touchedChains {
@@ -314,8 +315,8 @@ func (f *followed) finish() error {
 	return nil
 }
 
-// value returns the table as a value, and its digest. Both cost what changed since the last one,
-// and a copy of the lists.
+// value returns the table as a value, and its digest. The cost is that of the changes since the
+// last value, and of a copy of the lists.
 func (f *followed) value() (*Table, Digest) {
 	if f.last != nil {
 		return f.last, f.digest
@@ -341,24 +342,24 @@ func (f *followed) value() (*Table, Digest) {
 		t.Objects = append(t.Objects, *o)
 		sum.others.add(f.in.object(*o))
 	}
-	clear(f.in.foundSets) // names are given again
+	clear(f.in.foundSets) // the kernel reuses names
 	clear(f.in.foundChains)
 	f.last, f.digest = &t, sum.digest()
 	return f.last, f.digest
 }
 
-// A roster is objects by key, in the order of their handles, which is the kernel's.
+// A roster has objects by key, and in the order of their handles, as in the kernel.
 type roster[K, V comparable] struct {
 	byKey   map[K]V
 	list    []V
-	gone    map[V]bool // those that compact takes out of the list
+	gone    map[V]bool // removed objects that are still in the list
 	highest uint64
 }
 
 // add adds the newest object.
 func (r *roster[K, V]) add(key K, handle uint64, v V) error {
 	if _, there := r.byKey[key]; there || handle <= r.highest {
-		return nft.ErrUnplaced // a chain that was renamed keeps its handle
+		return nft.ErrUnplaced // a renamed chain keeps its handle
 	}
 	if r.byKey == nil {
 		r.byKey, r.gone = map[K]V{}, map[V]bool{}

@@ -17,8 +17,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// wantFollowed fails unless what is followed is what a read shows, byte by byte and in order. It
-// returns how many tables were followed.
+// wantFollowed fails unless the followed tables equal a read, byte by byte and in order. It returns
+// the number of followed tables.
 func wantFollowed(t *testing.T, k *native.Kernel, conn *nft.Conn) (followed int) {
 	t.Helper()
 	got, err := k.Follow(everything)
@@ -57,7 +57,7 @@ func wantFollowed(t *testing.T, k *native.Kernel, conn *nft.Conn) (followed int)
 	return followed
 }
 
-// try runs a transaction of nft's, and reports whether it was one.
+// try runs a transaction of nft, and reports whether the kernel accepted it.
 func try(t *testing.T, text string) bool {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "nft", "-f", "-")
@@ -65,8 +65,8 @@ func try(t *testing.T, text string) bool {
 	return cmd.Run() == nil
 }
 
-// TestFollowedIsRead: after each of many random transactions, what notifications have made of a
-// table is what a read shows.
+// TestFollowedIsRead: after each of many random transactions, the table made from notifications
+// must equal a read.
 func TestFollowedIsRead(t *testing.T) {
 	t.Parallel()
 	nstest.Run(t, func(t *testing.T) {
@@ -98,8 +98,8 @@ func TestFollowedIsRead(t *testing.T) {
 	})
 }
 
-// TestCommittedBehindARead: what is committed after a read has ended, and is heard before the read
-// is taken up, is not lost.
+// TestCommittedBehindARead: a process commits after a read has ended. canaryd hears of the commit
+// before it takes up the read, and must not lose it.
 func TestCommittedBehindARead(t *testing.T) {
 	for _, test := range []struct {
 		name     string
@@ -127,8 +127,8 @@ func TestCommittedBehindARead(t *testing.T) {
 	}
 }
 
-// TestAProofReadsWhatCanChange: a proof does not rest on what was heard, but for what is in a set
-// that no process can change, of which it asks no more.
+// TestAProofReadsWhatCanChange: a proof must not rely on notifications. Only a set that no process
+// can change is not read again.
 func TestAProofReadsWhatCanChange(t *testing.T) {
 	for _, test := range []struct {
 		set  string
@@ -190,7 +190,7 @@ func (g *changer) transaction(now *native.Table) string {
 	return b.String()
 }
 
-// line is one change of a table.
+// line returns one change of a table.
 func (g *changer) line(now *native.Table) string {
 	from := g.IntN(len(g.chains))
 	chain := g.chains[from]
@@ -255,8 +255,8 @@ func (g *changer) line(now *native.Table) string {
 	}
 }
 
-// TestFollowedCorpus: each file of the corpus is followed while it is loaded, emptied and deleted.
-// What cannot be followed is read.
+// TestFollowedCorpus: each file of the corpus is loaded, emptied and deleted while canaryd follows
+// it. Tables that canaryd cannot follow are read.
 func TestFollowedCorpus(t *testing.T) {
 	t.Parallel()
 	nstest.Run(t, func(t *testing.T) {

@@ -6,12 +6,11 @@ import (
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
-// A followedChain is a chain of a followed table.
 type followedChain struct {
 	Chain
 	rules  *nft.RuleOrder[Rule] // while a commit changes them
 	digest Digest
-	known  bool // the digest is
+	known  bool // the digest is current
 }
 
 func (c *followedChain) sum(in *contents) Digest {
@@ -21,7 +20,7 @@ func (c *followedChain) sum(in *contents) Digest {
 	return c.digest
 }
 
-// finish makes the chain's rules of the list. Those of values that were handed out stay.
+// finish makes the chain's rules from the list, in new memory. Values keep the old rules.
 func (c *followedChain) finish() error {
 	if c.rules == nil {
 		return nil
@@ -87,7 +86,7 @@ func (f *followed) removeChain(c *followedChain) {
 	delete(f.touchedChains, c)
 }
 
-// list returns the chain's rules for changes.
+// list returns the chain's rules as a list for changes.
 func (f *followed) list(c *followedChain) *nft.RuleOrder[Rule] {
 	if c.rules == nil {
 		c.rules = nft.NewRuleOrder(len(c.Rules), func(yield func(uint64, Rule) bool) {
@@ -126,7 +125,7 @@ func (f *followed) deleteRule(d decoded, _ []byte) error {
 	return err
 }
 
-// unbind takes out the chains that go with a rule, of which the kernel need not speak
+// unbind removes the chains that belong to a deleted rule. The kernel need not notify of them
 // (nft_immediate_destroy, Linux 6.18).
 func (f *followed) unbind(r Rule) {
 	if len(f.in.bound) == 0 {

@@ -11,26 +11,26 @@ import (
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
-// A followedSet is a set of a followed table.
 type followedSet struct {
 	Set
 	changes map[string]elementChange // of this commit, by elementKey
 	order   []string                 // of the changes
-	// elements is the digest of those that are content. It holds unless recount is set.
+	// elements is the digest of the elements that are not fleeting. It is valid unless recount is
+	// set.
 	elements xor
 	recount  bool
 	digest   Digest
-	known    bool // the digest is
-	// refreshed is when it was last read for what packets and time do; see Kernel.Refresh.
+	known    bool // digest is current
+	// refreshed is the time of the last read of changes by packets and time; see Kernel.Refresh.
 	refreshed time.Time
 }
 
-// An elementChange is what became of an element.
+// An elementChange is the change of one element in a commit.
 type elementChange struct {
 	key   Element // any element of that key
-	now   Element // nil: it went
-	moved bool    // another one of the key went before
-	made  bool    // it came in the same commit
+	now   Element // nil: deleted
+	moved bool    // an element of that key was deleted in the commit
+	made  bool    // the first change of that key added an element
 }
 
 func (s *followedSet) sum(in *contents) Digest {
@@ -53,11 +53,10 @@ func (f *followed) addSet(s Set) error {
 	return f.sets.add(s.Name, s.Handle, node)
 }
 
-// sealed returns the set if its elements cannot have changed since they were heard or read; nil if
-// they may have, or the table is not followed. Once a rule uses a constant set without a name, the
-// kernel refuses to add elements to it (nf_tables_newsetelem) or to take some out
-// (nf_tables_delsetelem), and no set gets the handle of another. Before, the table's follower would
-// have heard of it.
+// sealed returns the followed set if its elements cannot have changed since they were heard or
+// read, else nil. Once a rule uses a constant anonymous set, the kernel refuses to add elements to
+// it (nf_tables_newsetelem) or to delete some (nf_tables_delsetelem). No set gets the handle of
+// another. The table's follower has heard of all changes before.
 func (f *followed) sealed(s *Set) *followedSet {
 	const sealed = setAnonymous | setConstant
 	if f == nil || s.Handle == 0 || s.Flags&sealed != sealed || s.fleeting() {
@@ -93,7 +92,7 @@ func (f *followed) deleteSet(d decoded, _ []byte) error {
 	return nil
 }
 
-// elements takes in elements that came or went.
+// elements applies added or deleted elements.
 func (f *followed) elements(attrs []byte, went bool, now time.Time) error {
 	s := f.sets.byKey[nft.String(attrOf(attrs, unix.NFTA_SET_ELEM_LIST_SET))]
 	if s == nil {
@@ -109,8 +108,7 @@ func (f *followed) elements(attrs []byte, went bool, now time.Time) error {
 	})
 }
 
-// later returns the element with so much more left of its timeout: it is counted from an earlier
-// time.
+// later returns the element with by more left of its timeout, which counts from an earlier time.
 func (e Element) later(by time.Duration) Element {
 	left, err := nft.AttrUint64(attrOf(e, unix.NFTA_SET_ELEM_EXPIRATION))
 	if err != nil || by <= 0 {
@@ -144,14 +142,14 @@ func (s *followedSet) lose(e Element) {
 	s.change(e, func(c *elementChange, _ bool) { c.now, c.moved = nil, true })
 }
 
-// elementKey says which element of its set one is: the end of an interval may have the key of the
-// next one's beginning, and ranges of several fields may begin alike.
+// elementKey identifies an element in its set. The end of an interval may have the key of the next
+// beginning, and ranges of several fields may begin alike.
 func elementKey(e Element) string {
 	flags := byte(number(e, unix.NFTA_SET_ELEM_FLAGS)) & (elemIntervalEnd | elemCatchall)
 	return string(slices.Concat([]byte{flags}, attrOf(e, unix.NFTA_SET_ELEM_KEY), attrOf(e, elemKeyEnd)))
 }
 
-// finish makes the set's elements. Those of values that were handed out stay.
+// finish applies the changes to the set's elements, in new memory. Values keep the old elements.
 func (s *followedSet) finish(in *contents) error {
 	if len(s.order) == 0 {
 		return nil
@@ -166,7 +164,7 @@ func (s *followedSet) finish(in *contents) error {
 	return err
 }
 
-// merged returns the elements of a sorted set, see sortElements.
+// merged returns the changed elements of a sorted set, see sortElements.
 func (s *followedSet) merged(in *contents) ([]Element, error) {
 	changes := make([]elementChange, 0, len(s.order))
 	for _, key := range s.order {
@@ -192,7 +190,7 @@ func (s *followedSet) merged(in *contents) ([]Element, error) {
 	return append(out, old...), nil
 }
 
-// inPlace returns the elements of a set that has an order of its own.
+// inPlace returns the changed elements of a set that has an order of its own.
 func (s *followedSet) inPlace(in *contents) ([]Element, error) {
 	out, found := make([]Element, 0, len(s.Elements)+len(s.order)), map[string]bool{}
 	for _, e := range s.Elements {
@@ -216,14 +214,14 @@ func (s *followedSet) inPlace(in *contents) ([]Element, error) {
 			out = append(out, c.now)
 		}
 	}
-	slices.SortStableFunc(out, func(a, b Element) int { // the kernel gives a catch-all one last
+	slices.SortStableFunc(out, func(a, b Element) int { // the kernel dumps the catch-all element last
 		return cmp.Compare(number(a, unix.NFTA_SET_ELEM_FLAGS)&elemCatchall, number(b, unix.NFTA_SET_ELEM_FLAGS)&elemCatchall)
 	})
 	return out, nil
 }
 
-// count counts what is there now. What went and was not there is an error, unless time or packets
-// may have brought it.
+// count adds a changed element to the digest. The deletion of an unknown element is an error,
+// unless time or packets may have added the element.
 func (s *followedSet) count(c elementChange, found bool, in *contents) error {
 	if !found && !c.made && c.moved && !s.fleeting() {
 		return nft.ErrUnplaced
@@ -234,7 +232,7 @@ func (s *followedSet) count(c elementChange, found bool, in *contents) error {
 	return nil
 }
 
-// uncount adds an element to the digest, or takes it away: both are the same.
+// uncount adds an element to the digest, or removes it: with xor both are the same.
 func (s *followedSet) uncount(e Element, in *contents) {
 	switch {
 	case s.recount || fleeting(&s.Set, e):
@@ -245,7 +243,7 @@ func (s *followedSet) uncount(e Element, in *contents) {
 	}
 }
 
-// compareElements compares as sortElements does, by what sets elements apart.
+// compareElements compares two elements as sortElements does, by key, an end before a beginning.
 func compareElements(a, b Element) int {
 	end := func(e Element) uint32 { return number(e, unix.NFTA_SET_ELEM_FLAGS) & elemIntervalEnd }
 	return cmp.Or(bytes.Compare(attrOf(a, unix.NFTA_SET_ELEM_KEY), attrOf(b, unix.NFTA_SET_ELEM_KEY)), cmp.Compare(end(b), end(a)))

@@ -13,7 +13,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// sampleAttrs are messages that have what the decoder looks into.
+// sampleAttrs are messages with the attributes that the decoder looks into.
 func sampleAttrs() [][]byte {
 	text := func(kind uint16, s string) []byte { return nft.AppendAttr(nil, kind, s, 1) }
 	join := func(all ...[]byte) (out []byte) {
@@ -46,8 +46,9 @@ func sampleAttrs() [][]byte {
 	}
 }
 
-// FuzzDecode feeds hostile messages to the decoder, and what it makes of them to everything
-// behind it: no message may make it panic or run for ever, and what it takes it takes again.
+// FuzzDecode feeds hostile messages to the decoder, and the decoded objects to all code behind it.
+// No message may cause a panic or an endless loop. Each decoded table must equal itself, and it
+// must be possible to write it.
 func FuzzDecode(f *testing.F) {
 	for i, sample := range sampleAttrs() {
 		f.Add(uint8(i), sample, sampleAttrs()[(i+2)%6])
@@ -90,8 +91,8 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// TestNothingGoesInCircles: a set without a name of its own that names itself many times costs no
-// more than one that does not.
+// TestNothingGoesInCircles: an anonymous set names itself many times. It must cost no more than a
+// set that does not.
 func TestNothingGoesInCircles(t *testing.T) {
 	lookup := appendNested(nil, unix.NFTA_LIST_ELEM, append(nft.AppendAttr(nil, unix.NFTA_EXPR_NAME, "lookup", 1),
 		appendNested(nil, unix.NFTA_EXPR_DATA, nft.AppendAttr(nil, unix.NFTA_LOOKUP_SET, "s", 1))...))
@@ -105,7 +106,7 @@ func TestNothingGoesInCircles(t *testing.T) {
 	}
 }
 
-// takeAny takes a message for one of a kind into the table.
+// takeAny decodes a message as an object of one kind, and adds it to the table.
 func takeAny(table *Table, kind int, b []byte) {
 	switch kind {
 	case 0:
@@ -136,8 +137,8 @@ func takeAny(table *Table, kind int, b []byte) {
 	}
 }
 
-// sampleCommits are notifications that fit together: a chain with a rule that has a set of its own,
-// a map that leads to the chain, and an object; then some of it goes.
+// sampleCommits are the attributes of notifications that fit together. They are a chain, a rule
+// with a set of its own, a map that leads to the chain, and an object.
 func sampleCommits() [][]byte {
 	text := func(kind uint16, s string) []byte { return nft.AppendAttr(nil, kind, s, 1) }
 	handle := func(kind uint16, n uint64) []byte { return milliseconds(kind, n) }
@@ -151,8 +152,8 @@ func sampleCommits() [][]byte {
 	}
 }
 
-// FuzzFollow feeds hostile notifications to what follows tables: none may make it panic, and the
-// digest that it keeps is always that of the value.
+// FuzzFollow feeds hostile notifications to a follower. No notification may cause a panic, and the
+// follower's digest must always be the digest of the value.
 func FuzzFollow(f *testing.F) {
 	samples := sampleCommits()
 	f.Add([]byte{0x03, 0x29, 0x4c, 0x86, 0x08, 0x86}, samples[0], samples[2], samples[3], samples[1])

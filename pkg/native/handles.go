@@ -14,16 +14,17 @@ import (
 // mostHoles bounds the rules that fill holes in a table's handles.
 const mostHoles = 4096
 
-// ErrHandles: a table's handles cannot be had again. Table.Create puts it back with others.
+// ErrHandles reports that a table cannot get its old handles. Table.Create restores it with new
+// ones.
 var ErrHandles = errors.New("the handles are too far apart to be had again")
 
-// scratchName is a chain that is gone at the end of the transaction. Its rules take the handles
-// of what was deleted before the table was read.
+// scratchName is a chain that is deleted at the end of its transaction. The chain and its rules
+// take the handles of objects that were deleted before the table was read.
 const scratchName = "canaryd-scratch"
 
-// CreateWithHandles is Create that gives everything in the table its old handle, for an owner
-// that remembers them: libvirt deletes by handle, and would delete other rules. The kernel counts
-// handles within a table, so it is enough to make everything in the order of its handles.
+// CreateWithHandles is Create with the old handle for each object. Some owners remember handles:
+// libvirt deletes by handle, and would delete other rules. The kernel counts handles within a
+// table, so it is enough to make all objects in the order of their handles.
 func (t *Table) CreateWithHandles(b *nft.Batch, o Options) (left []string, err error) {
 	if t.Immune() {
 		return nil, fmt.Errorf("table %s: %w", t.ID, ErrImmune)
@@ -56,7 +57,7 @@ func (t *Table) CreateWithHandles(b *nft.Batch, o Options) (left []string, err e
 	return k.leftBy, nil
 }
 
-// A numbered is something with a handle, and how it is written.
+// A numbered is an object with a handle, and the function that writes it.
 type numbered struct {
 	handle uint64
 	kind   nft.ObjectKind
@@ -65,8 +66,8 @@ type numbered struct {
 	write  func(*handleWriter) error
 }
 
-// byHandle returns everything with a handle, in the order of handles: what an object names was
-// there when it was made, so it has a lower one.
+// byHandle returns all objects in the order of their handles. An object has a higher handle than
+// the objects that it names, because they existed before.
 func (t *Table) byHandle() []numbered {
 	var all []numbered
 	for i := range t.Chains {
@@ -97,16 +98,16 @@ func (t *Table) byHandle() []numbered {
 	return all
 }
 
-// A handleWriter writes a table so that handles are kept.
+// A handleWriter writes a table so that its objects keep their handles.
 type handleWriter struct {
 	*writer
-	written map[uint64]bool // rules
+	written map[uint64]bool // rules, by handle
 	late    []func()        // elements of sets with names
-	scratch bool            // the chain for holes is there
+	scratch bool            // the chain scratchName is written
 	holes   int
 }
 
-// fill takes one handle for nothing.
+// fill uses up one handle.
 func (k *handleWriter) fill() {
 	if !k.scratch {
 		k.scratch = true
@@ -122,8 +123,8 @@ func (k *handleWriter) fill() {
 	k.b.End()
 }
 
-// numberedSet writes a set. The elements of one with a name may lead to chains that are younger
-// than it; one without has all its elements before the rule that it belongs to.
+// numberedSet writes a set. The elements of a named set may lead to younger chains, so they are
+// written at the end. An anonymous set has all its elements before the rule that it belongs to.
 func (k *handleWriter) numberedSet(s *Set) {
 	number := k.newSet(s)
 	elements := func() {
@@ -136,7 +137,7 @@ func (k *handleWriter) numberedSet(s *Set) {
 	k.late = append(k.late, elements)
 }
 
-// rule writes a rule behind the nearest one before it that is written, or as the first.
+// rule writes a rule behind the nearest written rule before it, or as the first.
 func (k *handleWriter) rule(c *Chain, at int) {
 	r := c.Rules[at]
 	before := at - 1
@@ -159,7 +160,7 @@ func (k *handleWriter) rule(c *Chain, at int) {
 	k.written[r.Handle] = true
 }
 
-// finish writes the elements, and removes the chain for holes.
+// finish writes the remaining elements, and deletes the chain scratchName.
 func (k *handleWriter) finish() {
 	for _, elements := range k.late {
 		elements()

@@ -27,8 +27,8 @@ func listed(t *testing.T) string {
 	return tableHandle.ReplaceAllString(nstest.Command(t, "nft", "-s", "-a", "list", "ruleset"), "$1")
 }
 
-// TestHandlesComeBack: what remembers handles finds what it remembers, in every table of the
-// corpus, in kube-proxy's, and where rules were inserted and deleted.
+// TestHandlesComeBack: a program that remembers handles must find the same objects after a replay.
+// The tables are the corpus, kube-proxy's, and a table with inserted and deleted rules.
 func TestHandlesComeBack(t *testing.T) {
 	t.Parallel()
 	text := services(t, services100)
@@ -56,7 +56,7 @@ func TestHandlesComeBack(t *testing.T) {
 	})
 }
 
-// withHandles flushes and replays what stands, and wants the same handles.
+// withHandles flushes and replays all tables, and wants the same handles.
 func withHandles(t *testing.T, conn *nft.Conn) {
 	t.Helper()
 	before, was := listedTables(t, "-s", "-a"), capture(t, conn)
@@ -77,7 +77,7 @@ func withHandles(t *testing.T, conn *nft.Conn) {
 	sameRaw(t, was, capture(t, conn))
 }
 
-// TestHandlesFarApart: a table that lived long is not put back by way of thousands of rules.
+// TestHandlesFarApart: a table that lived long must not be put back by thousands of extra rules.
 func TestHandlesFarApart(t *testing.T) {
 	table := &native.Table{Chains: []native.Chain{{Name: "c", Handle: 1 << 40}}}
 	if _, err := table.CreateWithHandles(nft.NewBatch(), native.Options{}); !errors.Is(err, native.ErrHandles) {
@@ -86,7 +86,7 @@ func TestHandlesFarApart(t *testing.T) {
 }
 
 // TestOwnersHandles: libvirt deletes a rule by the handle that the kernel gave it. After each kind
-// of repair that hits the same rule, also where others were deleted before.
+// of repair it must hit the same rule, even if other rules were deleted before.
 func TestOwnersHandles(t *testing.T) {
 	for _, test := range []struct {
 		name   string
@@ -133,8 +133,8 @@ func TestOwnersHandles(t *testing.T) {
 	}
 }
 
-// TestOwnersNewerWord: a table of an owner that remembers handles is not made again over what the
-// owner wrote since.
+// TestOwnersNewerWord: an owner that remembers handles writes a rule after a flush. The repair must
+// not delete that rule.
 func TestOwnersNewerWord(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")

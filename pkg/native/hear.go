@@ -17,7 +17,7 @@ import (
 const (
 	// hearMost bounds the wait for notifications of a commit that the genid shows already.
 	hearMost = time.Second
-	// tornMost is hearMost after an overflow: what ends the commit was dropped most likely.
+	// tornMost is hearMost after an overflow, which most likely dropped the end of the commit.
 	tornMost = 20 * time.Millisecond
 	// unheardMost bounds the commits that are kept for Hear.
 	unheardMost = 4096
@@ -26,29 +26,29 @@ const (
 	beforeMost = 16
 )
 
-// A hearing is what a Kernel has heard.
+// A hearing is the state of a Kernel's notifications.
 type hearing struct {
 	rec    Recorder
 	follow follower
 	upTo   uint32 // the genid of the last commit
-	// torn: the notifications of a commit came in part, so that what ends it says nothing.
+	// torn: notifications of the present commit are missing, so its end proves nothing.
 	torn bool
-	// overflowed: the socket dropped some, behind those that still waited in it.
+	// overflowed: the socket dropped notifications, behind others that still waited in it.
 	overflowed bool
-	// What Hear has not returned yet.
+	// These fields are for the next Hear.
 	commits []Commit
 	missed  bool
 	suspect func(Commit) bool
 }
 
-// A Commit is what one transaction did.
+// A Commit is one transaction and its deeds.
 type Commit struct {
 	nft.Commit
 	Deeds map[tableid.TableID]*Deed
-	// WitnessLost has the families whose witness went.
+	// WitnessLost has the families that lost their witness.
 	WitnessLost map[tableid.Family]bool
-	// Before has the tables that it touched as they were before it, of a commit that Suspect has
-	// named. A table that is not followed is not among them.
+	// Before has the followed tables that the commit touched, as they were before it. Only commits
+	// that Suspect has named have them.
 	Before map[tableid.TableID]Before
 }
 
@@ -56,16 +56,16 @@ type Commit struct {
 type Before struct {
 	Table  *Table
 	Digest Digest
-	Genid  uint32    // at which it stood so
-	LeftAt time.Time // when what is left of timeouts was left
+	Genid  uint32    // of that state
+	LeftAt time.Time // the time to which remaining timeouts refer
 }
 
-// Suspect has the commits that f names kept with what their tables were before. What is learned of
-// a table then ends right before the commit that may have been a flush. f must be quick.
+// Suspect makes Hear return the commits that f names with their tables as they were before. So a
+// table can be learned up to right before a commit that may be a flush. f must be quick.
 func (k *Kernel) Suspect(f func(Commit) bool) { k.suspect = f }
 
-// Hear returns the commits since it was called before, up to genid at least, the oldest first.
-// With missed there were others, of which not all was heard.
+// Hear returns the commits since the last call, up to genid at least, the oldest first. missed:
+// there were other commits, which were not heard completely.
 func (k *Kernel) Hear(genid uint32) (commits []Commit, missed bool, err error) {
 	err = k.hear(genid)
 	commits, missed = k.commits, k.missed || err != nil
@@ -73,15 +73,15 @@ func (k *Kernel) Hear(genid uint32) (commits []Commit, missed bool, err error) {
 	return commits, missed, err
 }
 
-// hear takes in the notifications of all commits up to genid at least.
+// hear processes the notifications of all commits up to genid at least.
 func (k *Kernel) hear(genid uint32) error {
 	for deadline := time.Now().Add(hearMost); ; {
 		err := k.events.DrainAll(k.take)
-		if err == nil && k.overflowed { // all that came before the hole was taken, and some behind it
+		if err == nil && k.overflowed { // the messages before the gap were taken, and some behind it
 			k.rec.drop()
 			k.torn, k.overflowed = true, false
 		}
-		if err != nil { // what came was taken; the rest of that commit is of no use
+		if err != nil { // the messages so far were taken; the rest of that commit is useless
 			k.rec.drop()
 			k.torn, k.overflowed = true, true
 			k.miss()
@@ -104,8 +104,8 @@ func (k *Kernel) hear(genid uint32) error {
 			k.rec.drop()
 			k.torn, k.overflowed = true, false
 			k.follow.drop()
-			// A commit is visible before it is heard of: if there is none, what comes next is
-			// whole.
+			// The genid shows a commit before its notifications arrive. If it shows none, the next
+			// commit will be complete.
 			if now, err := k.conn.Genid(); err == nil && now == k.upTo {
 				k.torn = false
 			}
@@ -116,13 +116,13 @@ func (k *Kernel) hear(genid uint32) error {
 	}
 }
 
-// miss notes that some notifications were not heard.
+// miss notes that notifications are missing.
 func (k *Kernel) miss() {
 	k.missed = true
 	k.follow.forget()
 }
 
-// take takes in one notification.
+// take processes one notification.
 func (k *Kernel) take(n nft.Notification) error {
 	if n.Kind != unix.NFT_MSG_NEWGEN {
 		k.follow.take(n)
@@ -150,8 +150,8 @@ func (k *Kernel) take(n nft.Notification) error {
 	return nil
 }
 
-// thin makes room for what the tables are before one more commit: where many commits wait, the
-// oldest that deleted no table lose theirs, or else the oldest.
+// thin makes room for the tables of one more commit. If many commits wait, the oldest commit that
+// deleted no table loses its tables, or else the oldest.
 func (k *Kernel) thin() {
 	kept, oldest, mild := 0, -1, -1
 	for i, c := range k.commits {
@@ -177,7 +177,7 @@ func (k *Kernel) thin() {
 	}
 }
 
-// before returns what a commit touched, as it was at the genid before.
+// before returns the tables that a commit touched, as they were at the genid before.
 func (k *Kernel) before(c Commit, genid uint32) map[tableid.TableID]Before {
 	all := map[tableid.TableID]Before{}
 	for id := range c.Deeds {
@@ -192,22 +192,22 @@ func (k *Kernel) before(c Commit, genid uint32) map[tableid.TableID]Before {
 	return all
 }
 
-// Capture is Capture of the package, for less: what is in a set that no process can change it reads
-// once, which may be in the notifications of the commit that made it. All else it reads now, so it
-// proves what was written. Drifted names tables that were followed to something else, which is a
-// fault of canaryd's or the kernel's.
+// Capture is the package's Capture at less cost. It reads a set that no process can change only
+// once, or takes it from the notifications of the commit that made it. It reads all else now, so it
+// proves a write. Drifted names followed tables that differ from the read, a fault of canaryd or
+// the kernel.
 func (k *Kernel) Capture(wanted func(nft.Table) bool) (*Ruleset, error) {
 	return k.read(wanted, false)
 }
 
-// Follow returns what Capture does. What it has read before it has followed by the notifications of
-// each commit, and reads it again only where these were missed or do not tell all: then, and of
-// flowtables and chains of devices.
+// Follow returns the same as Capture. It reads a table once, and then applies the notifications of
+// each commit. It reads a table again only if notifications were missed or are incomplete. It
+// always reads tables with flowtables or with chains of devices.
 func (k *Kernel) Follow(wanted func(nft.Table) bool) (*Ruleset, error) {
 	return k.read(wanted, true)
 }
 
-// read reads the wanted tables. whole: not what is followed; see knowledge.
+// read reads the wanted tables. whole: it takes followed tables without a read; see knowledge.
 func (k *Kernel) read(wanted func(nft.Table) bool, whole bool) (*Ruleset, error) {
 	genid, err := k.conn.Genid()
 	if err == nil {
@@ -226,8 +226,8 @@ func (k *Kernel) read(wanted func(nft.Table) bool, whole bool) (*Ruleset, error)
 	if err := k.hear(r.Genid); err != nil {
 		return nil, err
 	}
-	// What was heard behind the read, in whole or in part, is not in it. Then a table that was
-	// followed has it, and any other is read again.
+	// A commit that was heard after the read, in whole or in part, is not in the read. Followed
+	// tables have it already, and any other table is read again later.
 	current := k.upTo == r.Genid && k.rec.deeds == nil
 	for id, t := range r.Tables {
 		if r.followed(id) || !current {

@@ -8,16 +8,16 @@ import (
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
-// A Held is a part of a table that is left out of a replay, and waits in quarantine. It is a value
-// of its own, with all that belongs to it.
+// A Held is a part of a table that a replay left out, and that waits in quarantine. It is a value
+// of its own, with all parts that belong to it.
 type Held struct {
 	Kind nft.ObjectKind `json:"kind"` // Chains, Rules, Sets, Elements, Objects or Flowtables
-	Name string         `json:"name"` // its own, or that of the chain of a rule or the set of an element
+	Name string         `json:"name"` // its own name, or the name of a rule's chain or an element's set
 	Text string         `json:"text"` // in words
 	Why  string         `json:"why"`
-	// Waits: it could be had, and must not stand without a rule in front of it.
+	// Waits: the kernel would accept it, but it must not be in force without a rule in front of it.
 	Waits bool `json:"waits,omitempty"`
-	// Fleeting: packets or time may take it away.
+	// Fleeting: packets or time may remove it.
 	Fleeting bool `json:"-"`
 
 	Chain     *Chain     `json:"chain,omitempty"`
@@ -26,10 +26,10 @@ type Held struct {
 	Flowtable *Flowtable `json:"flowtable,omitempty"`
 	Rule      *Rule      `json:"rule,omitempty"`
 	Elements  []Element  `json:"elements,omitempty"` // one, or the two of an interval
-	// Sets and Chains belong to it.
+	// Sets and Chains are the nameless parts that belong to it.
 	Sets   []Set   `json:"sets,omitempty"`
 	Chains []Chain `json:"chains,omitempty"`
-	// Before and Behind are the nearest rules of its chain that are not held; zero: there are none.
+	// Before and Behind are the nearest rules of its chain that are not left out; zero: none.
 	Before Digest `json:"before,omitzero"`
 	Behind Digest `json:"behind,omitzero"`
 }
@@ -38,7 +38,7 @@ func (h *holder) words() *words {
 	return &words{family: h.t.ID.Family, chains: h.t.chainsByName(), sets: h.t.setsByName()}
 }
 
-// list returns the held parts, in the order of the table.
+// list returns the parts that are left out, in the order of the table.
 func (h *holder) list() (list []Held) {
 	if len(h.held) == 0 {
 		return nil
@@ -77,7 +77,7 @@ func (h *holder) list() (list []Held) {
 		for j, e := range s.Elements {
 			here := Spot{nft.Elements, i, j}
 			if _, held := h.held[here]; !held || isEnd(e) && j > 0 && !isEnd(s.Elements[j-1]) {
-				continue // an end goes with its beginning
+				continue // an end belongs to its beginning
 			}
 			of := Held{Name: s.Name, Elements: []Element{e}, Fleeting: fleeting(&s, e)}
 			if j+1 < len(s.Elements) && isEnd(s.Elements[j+1]) && !isEnd(e) {
@@ -106,7 +106,7 @@ func (h *holder) list() (list []Held) {
 	return list
 }
 
-// neighbour returns the nearest rule in one direction that is not held.
+// neighbour returns the nearest rule in one direction that is not left out.
 func (h *holder) neighbour(c *contents, s Spot, step int) Digest {
 	rules := h.t.Chains[s.At].Rules
 	for s.In += step; s.In >= 0 && s.In < len(rules); s.In += step {
@@ -117,7 +117,7 @@ func (h *holder) neighbour(c *contents, s Spot, step int) Digest {
 	return Digest{}
 }
 
-// reduced returns the table without the held parts.
+// reduced returns the table without the parts that are left out.
 func (h *holder) reduced() *Table {
 	if len(h.held) == 0 {
 		return h.t
@@ -145,7 +145,7 @@ func (h *holder) reduced() *Table {
 	return &t
 }
 
-// kept returns the list itself if all of it stays.
+// kept returns the entries that stay; the list itself if all of them do.
 func kept[T any](list []T, stays func(i int) bool) []T {
 	var out []T
 	for i, v := range list {

@@ -9,22 +9,22 @@ import (
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
-// A Spot says where something is in a table: the chain, set, object or flowtable at a place of its
-// list, or a rule of that chain, or an element of that set.
+// A Spot is the place of a part in a table. It names a chain, set, object or flowtable by its
+// index, or a rule or element within it.
 type Spot struct {
 	Kind nft.ObjectKind // Chains, Rules, Sets, Elements, Objects or Flowtables
-	At   int            // of the chain, set, object or flowtable
-	In   int            // of the rule or element
+	At   int            // index of the chain, set, object or flowtable
+	In   int            // index of the rule or element
 }
 
-// A hold is why something is left out.
+// A hold is the reason why a part is left out.
 type hold struct {
 	why   string
-	waits bool // it could be had, and waits for a rule in front of it
+	waits bool // the kernel would accept it, but it waits for a rule in front of it
 }
 
-// A holder finds the parts that a replay has to leave out together with a refused part: those that
-// belong to it, those that name it, and the rules that must not be in force without it.
+// A holder finds the parts that a replay must leave out together with a refused part. Such parts
+// belong to it, name it, or must not be in force without it.
 type holder struct {
 	t *Table
 	// writes reports whether the replay writes a part. The other parts are in force already.
@@ -32,10 +32,9 @@ type holder struct {
 	held   map[Spot]hold
 	chains map[string]int
 	sets   map[string]int
-	// owners are the rules and elements to which chains and sets without a name of their own
-	// belong.
+	// owners has, for each nameless chain or set, the rule or element to which it belongs.
 	owners map[Spot]Spot
-	plain  bool // all base chains filter
+	plain  bool // all base chains are of type filter
 	grown  bool
 }
 
@@ -53,7 +52,7 @@ func newHolder(t *Table, writes func(Spot) bool, held map[Spot]hold) *holder {
 	return h
 }
 
-// indexed returns a holder that finds the parts that expressions name.
+// indexed returns a holder that can look up the names in expressions.
 func indexed(t *Table) *holder {
 	h := &holder{t: t, held: map[Spot]hold{}, chains: map[string]int{}, sets: map[string]int{}, plain: true}
 	for i := range t.Chains {
@@ -78,8 +77,9 @@ func (h *holder) nameless(s Spot) bool {
 	return false
 }
 
-// eachOwner calls f for each rule and element of chains and sets with names of their own, with the
-// expressions of the rule; for an element with those of a rule that has its verdict or its object.
+// eachOwner calls f for each rule and element of named chains and sets, with the rule's
+// expressions. For an element these are the expressions of a rule that has its verdict or its
+// object.
 func (h *holder) eachOwner(f func(owner Spot, list []byte)) {
 	for i := range h.t.Chains {
 		if c := &h.t.Chains[i]; !c.Bound {
@@ -97,7 +97,7 @@ func (h *holder) eachOwner(f func(owner Spot, list []byte)) {
 	}
 }
 
-// expressionsOf returns an element as the expressions of a rule that says the same.
+// expressionsOf returns an element's verdict or object as expressions of a rule.
 func expressionsOf(s *Set, e Element) (list []byte) {
 	say := func(name string, data []byte) {
 		expression := appendNested(nft.AppendAttr(nil, unix.NFTA_EXPR_NAME, name, 1), unix.NFTA_EXPR_DATA, data)
@@ -113,10 +113,10 @@ func expressionsOf(s *Set, e Element) (list []byte) {
 	return list
 }
 
-// eachNamed calls f for each chain, set, object and flowtable that expressions name, and for those
-// that are named in what belongs to them.
+// eachNamed calls f for each chain, set, object and flowtable that expressions name. It also looks
+// into the nameless chains and sets among them.
 func (h *holder) eachNamed(list []byte, f func(Spot)) {
-	seen := map[Spot]bool{} // bytes of a file may lead in circles
+	seen := map[Spot]bool{} // data from a file may have loops
 	var each func(list []byte)
 	found := func(s Spot, inner func()) {
 		if f(s); h.nameless(s) && !seen[s] {
@@ -164,8 +164,7 @@ func (h *holder) eachNamed(list []byte, f func(Spot)) {
 	each(list)
 }
 
-// take holds something that the kernel refused, and reports whether that can be held: not if it
-// stands already.
+// take leaves out a refused part, and reports whether it can: not if the part is in force already.
 func (h *holder) take(s Spot, why string) bool {
 	if s = h.owner(s); h.nameless(s) || !h.writes(s) {
 		return false
@@ -174,7 +173,7 @@ func (h *holder) take(s Spot, why string) bool {
 	return true
 }
 
-// owner returns the rule or element to which a part belongs, or the part if it has its own name.
+// owner returns the rule or element to which a part belongs, or the part itself if it has a name.
 func (h *holder) owner(s Spot) Spot {
 	if owner, ok := h.owners[h.whole(s)]; ok {
 		return owner
@@ -182,7 +181,7 @@ func (h *holder) owner(s Spot) Spot {
 	return s
 }
 
-// whole returns the chain or set of a rule or element that belongs to a rule.
+// whole returns the nameless chain or set that a rule or element is in.
 func (h *holder) whole(s Spot) Spot {
 	switch {
 	case !h.nameless(s):
@@ -203,7 +202,7 @@ func (h *holder) put(s Spot, w hold) {
 	if s.Kind != nft.Elements {
 		return
 	}
-	// The beginning and the end of an interval are nothing without each other.
+	// An interval needs both its beginning and its end.
 	if list := h.t.Sets[s.At].Elements; isEnd(list[s.In]) {
 		if s.In--; s.In >= 0 && !isEnd(list[s.In]) {
 			h.put(s, w)
@@ -213,7 +212,7 @@ func (h *holder) put(s Spot, w hold) {
 	}
 }
 
-// close holds everything else that has to be left out, until there is no more.
+// close leaves out all dependent parts, until there are no more.
 func (h *holder) close() {
 	for h.grown = true; h.grown; {
 		h.grown = false
@@ -233,7 +232,7 @@ func (h *holder) close() {
 	})
 }
 
-// holdNaming holds the parts that are in a held part, or name it.
+// holdNaming leaves out the rules and elements that are in a missing part, or name one.
 func (h *holder) holdNaming() {
 	h.eachOwner(func(owner Spot, list []byte) {
 		if _, held := h.held[owner]; held || !h.writes(owner) {
@@ -255,7 +254,7 @@ func (h *holder) holdNaming() {
 	})
 }
 
-// called names something for people.
+// called names a part for people.
 func (h *holder) called(s Spot) string {
 	switch s.Kind {
 	case nft.Sets:

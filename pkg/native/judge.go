@@ -10,23 +10,23 @@ import (
 	"github.com/canaryd/canaryd/pkg/owners"
 )
 
-// A Verdict is what became of one table.
+// A Verdict is the state of one table.
 type Verdict string
 
 // The verdicts.
 const (
 	Intact       Verdict = "intact"
 	TableDeleted Verdict = "table_deleted" // by a process that is not its owner
-	Emptied      Verdict = "emptied"       // it stands, and its rules or elements are gone
+	Emptied      Verdict = "emptied"       // it exists, but has lost rules or elements
 	Replaced     Verdict = "replaced"      // a flusher made it again from a file
 	Changed      Verdict = "changed"       // by its owner
 	Disabled     Verdict = "disabled"      // the kernel attaches none of its chains
-	// Unattributed: it was deleted alone, by its owner or another process. It is reported and
-	// not replayed.
+	// Unattributed: only this table was deleted, by its owner or another process. It is reported,
+	// but not replayed.
 	Unattributed Verdict = "deleted_by_owner_or_unknown"
 )
 
-// A Remedy is how a table is put back.
+// A Remedy is the way in which a table is put back.
 type Remedy uint8
 
 // The remedies.
@@ -39,30 +39,30 @@ const (
 	ByAdmission        // see Admission
 )
 
-// Evidence is what is known of one table.
+// Evidence is all that is known about one table.
 type Evidence struct {
-	Was *Table // what ought to be in force
-	Now *Table // what a read found; nil: there is no such table
-	// Deeds are what commits did to the table since Was was read, the oldest first.
+	Was *Table // the content that ought to be in force
+	Now *Table // the content that a read found; nil: there is no such table
+	// Deeds are the effects of commits on the table since Was was read, the oldest first.
 	Deeds []*Deed
-	// Missed: of some commits no notifications came, so that Deeds is not all.
+	// Missed: notifications of some commits are missing, so Deeds is incomplete.
 	Missed bool
-	// WitnessLost: the witness that stood when Was was read is gone. It counts where commits
-	// were missed; else each deed says it.
+	// WitnessLost: the witness that existed when Was was read is gone. It counts if commits were
+	// missed; else each deed has it.
 	WitnessLost bool
 	Habits      owners.Habits
 }
 
-// A Finding is a verdict and what it rests on.
+// A Finding is a verdict and its evidence.
 type Finding struct {
 	Verdict Verdict
 	Remedy  Remedy
 	Why     string   // for people
-	Changes []Change // of content; none of an intact table
+	Changes []Change // changes of content; an intact table has none
 }
 
-// Judge says what became of a table. The owner has the last word: what may be its own doing is
-// no loss, unless the table stands there without what carries traffic into it.
+// Judge returns the finding for a table. The owner has the last word. A change that may be its own
+// is no loss, unless the table exists without the parts that carry traffic into it.
 func Judge(e Evidence) Finding {
 	f := Finding{Verdict: Changed, Why: "its owner changed it", Changes: Diff(e.Was, e.Now)}
 	switch {
@@ -80,7 +80,7 @@ func Judge(e Evidence) Finding {
 	return f
 }
 
-// judgeGone is for a table that does not stand.
+// judgeGone judges a table that does not exist.
 func (e *Evidence) judgeGone(f *Finding) {
 	f.Verdict, f.Why = Unattributed, "it was deleted alone: the witness is in place"
 	witness, with, by := e.WitnessLost && e.Missed, "", UnknownCommitter
@@ -105,7 +105,7 @@ func (e *Evidence) judgeGone(f *Finding) {
 	}
 }
 
-// judgeMade is for a table that was deleted and made again.
+// judgeMade judges a table that was deleted and made again.
 func (e *Evidence) judgeMade(f *Finding) {
 	f.Why = "its owner made it again"
 	flushed := e.WitnessLost && e.Missed
@@ -121,13 +121,13 @@ func (e *Evidence) judgeMade(f *Finding) {
 			f.Verdict, f.Remedy, f.Why = Changed, NoRemedy, "its owner made it again"
 		}
 	}
-	// An owner that does not notice the flush writes its next change onto nothing.
+	// An owner that does not notice the flush writes only its next change.
 	if f.Verdict == Changed && flushed && e.lacksBase() {
 		f.Verdict, f.Remedy, f.Why = Emptied, ByRefill, "after a flush its owner wrote a part of it only"
 	}
 }
 
-// lacksBase reports whether a base chain that had rules is gone or has none.
+// lacksBase reports whether a base chain that had rules is gone or empty.
 func (e *Evidence) lacksBase() bool {
 	stand := e.Now.chainsByName()
 	for i := range e.Was.Chains {
@@ -144,8 +144,8 @@ type loss uint8
 
 const (
 	noLoss   loss = iota
-	lossOf        // it is lost: it is put back
-	openLoss      // the commit was missed, and may have been the owner's: it waits for a decision
+	lossOf        // it is lost, and is put back
+	openLoss      // a missed commit took it, perhaps its owner's: it waits for a decision
 )
 
 func lossIf(is bool) loss {
@@ -155,16 +155,16 @@ func lossIf(is bool) loss {
 	return noLoss
 }
 
-// judgeParts is for a table that stands and has lost or got something.
+// judgeParts judges a table that exists and has changed.
 func (e *Evidence) judgeParts(f *Finding) {
 	chains := sync.OnceValue(e.Was.chainsByName)
-	named := sync.OnceValue(func() referred { return e.Now.refersTo() }) // it asks each rule
+	named := sync.OnceValue(func() referred { return e.Now.refersTo() }) // it reads each rule
 	for _, c := range f.Changes {
 		is, why := noLoss, ""
 		switch {
 		case c.Kind == nft.Chains && (c.Empty || c.Gone) && c.Lost > 0:
 			was := chains()[c.Name]
-			// An owner empties a chain before it deletes it; then nothing leads there any more.
+			// An owner empties a chain before deleting it; then nothing leads there any more.
 			if was.Base || named().chains[c.Name] {
 				is, why = e.tookChain(was, c.Gone), "a commit took the rules of chain "+c.Name+" and wrote nothing"
 			}
@@ -183,12 +183,12 @@ func (e *Evidence) judgeParts(f *Finding) {
 	}
 }
 
-// Open reports whether a part of the table is lost and may have been taken by its owner: it waits
-// for a decision.
+// Open reports whether a part of the table is lost that its owner may have taken. It waits for a
+// decision.
 func (f Finding) Open() bool { return f.Verdict == Emptied && f.Remedy == NoRemedy }
 
-// missed returns what became of a part of which no commit is known that emptied it. keeps: its
-// owner never does, so that a part that it leaves is lost.
+// missed judges a part that no known commit emptied. keeps is the result for a part that its owner
+// never empties.
 func (e *Evidence) missed(habit owners.Habit, keeps loss) loss {
 	switch {
 	case !e.Missed || e.Habits.Resyncs && habit == owners.Empties:
@@ -201,8 +201,9 @@ func (e *Evidence) missed(habit owners.Habit, keeps loss) loss {
 	return openLoss
 }
 
-// left judges a set whose elements a missed commit took: an owner takes them with the rules of the
-// chains that they lead to. If they lead to no chain, that is not known.
+// left judges a set whose elements a missed commit took. An owner takes them together with the
+// rules of the chains to which they lead. If they lead to no chain with rules, the owner may have
+// taken them.
 func (e *Evidence) left(s *Set) loss {
 	was, now, is := e.Was.chainsByName(), e.Now.chainsByName(), openLoss
 	for _, el := range s.Elements {
@@ -218,7 +219,7 @@ func (e *Evidence) left(s *Set) loss {
 	return is
 }
 
-// hadSeveral reports whether two chains had rules at least.
+// hadSeveral reports whether at least two chains had rules.
 func (e *Evidence) hadSeveral() bool {
 	had := 0
 	for i := range e.Was.Chains {
@@ -236,7 +237,7 @@ func (e *Evidence) tookChain(was *Chain, gone bool) loss {
 		d = deleted
 	}
 	switch {
-	case d == nil && gone && habit != owners.Keeps: // by its name
+	case d == nil && gone && habit != owners.Keeps: // the chain was deleted by its name
 		return lossIf(e.Missed && e.ruleless() && e.hadSeveral())
 	case d == nil:
 		return e.missed(habit, lossOf)
@@ -248,7 +249,7 @@ func (e *Evidence) tookChain(was *Chain, gone bool) loss {
 	switch {
 	case !d.pure():
 		return noLoss
-	case gone: // by its name, as no flush does
+	case gone: // the chain was deleted by its name, as no flush does
 		return lossIf(habit == owners.Keeps)
 	case habit == owners.Keeps:
 		return lossOf
@@ -262,8 +263,7 @@ func (e *Evidence) tookChain(was *Chain, gone bool) loss {
 	return lossIf(flushed)
 }
 
-// tookSet judges a set that lost its last element. named reports whether a rule
-// names the set.
+// tookSet judges a set that lost its last element. named reports whether a rule names the set.
 func (e *Evidence) tookSet(name string, named func() bool) loss {
 	d, habit := e.last(func(d *Deed) int { return d.Elements[name] }), e.Habits.Set(name)
 	if d == nil {
@@ -284,8 +284,8 @@ func (e *Evidence) tookSet(name string, named func() bool) loss {
 	return noLoss
 }
 
-// replacedSet reports whether a commit that is not its owner's took all elements of a set, and
-// wrote half as many at most.
+// replacedSet reports whether a commit of another process than the owner took all elements of a
+// set, and wrote at most half as many.
 func (e *Evidence) replacedSet(name string) bool {
 	d := e.last(func(d *Deed) int { return d.Elements[name] })
 	was, now := e.Was.setsByName()[name], e.Now.setsByName()[name]
@@ -295,12 +295,12 @@ func (e *Evidence) replacedSet(name string) bool {
 	if is, certain := e.foreign(d); certain {
 		return is
 	}
-	// An owner takes the rules of the chains that the elements lead to, or changes their values.
+	// An owner also takes the rules of the elements' chains, or it changes the elements' values.
 	return e.Habits.Set(name) == owners.Keeps && len(d.Elements) == 1 && len(d.Rules) == 0 && d.Lost == 0
 }
 
-// foreign reports whether a commit that emptied a part is not its owner's, where it is certain by
-// its process.
+// foreign reports whether a commit that emptied a part is not its owner's, and whether the
+// committer makes that certain.
 func (e *Evidence) foreign(d *Deed) (is, certain bool) {
 	switch {
 	case d.By == NotOwner:
@@ -313,7 +313,7 @@ func (e *Evidence) foreign(d *Deed) (is, certain bool) {
 	return false, false
 }
 
-// unprotected reports whether a chain's rules may be all that Docker has of a port.
+// unprotected reports whether a chain's rules may be the only rules that Docker has for a port.
 func (e *Evidence) unprotected(was *Chain) bool {
 	but := e.Habits.But(was.Name)
 	return but != "" && slices.ContainsFunc(e.Was.Chains, func(c Chain) bool {
@@ -321,7 +321,7 @@ func (e *Evidence) unprotected(was *Chain) bool {
 	})
 }
 
-// leftSiblings reports whether the table has a rule with the comment of one that the chain had.
+// leftSiblings reports whether the table still has a rule with the comment of a rule of the chain.
 func (e *Evidence) leftSiblings(was *Chain) bool {
 	return slices.ContainsFunc(was.Rules, func(r Rule) bool {
 		of := r.comment()
@@ -341,15 +341,15 @@ func (e *Evidence) last(took func(*Deed) int) *Deed {
 	return nil
 }
 
-// ruleless reports whether no chain has a rule any more, and one had.
+// ruleless reports whether the table had rules, and has none now.
 func (e *Evidence) ruleless() bool {
 	had := func(c Chain) bool { return len(c.Rules) > 0 }
 	return slices.ContainsFunc(e.Was.Chains, had) && !slices.ContainsFunc(e.Now.Chains, had)
 }
 
-// onlyEmptied reports whether a commit took elements and nothing else, of each set all: of one so
-// many at least, or of one set alone. An owner that removes a service takes one element of several
-// sets.
+// onlyEmptied reports whether a commit took elements and nothing else, and emptied each set that it
+// touched. One set must have lost least elements or more, and at least two if there are several
+// sets. An owner that removes a service takes one element from each of several sets.
 func (e *Evidence) onlyEmptied(d *Deed, least int) bool {
 	if d == nil || len(d.Rules) > 0 || d.Lost > 0 {
 		return false

@@ -15,7 +15,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// What owners write, in small.
+// These are small versions of owners' tables.
 const (
 	kubeProxy = `table ip kube-proxy {
 	set cluster-ips { type ipv4_addr; elements = { 172.30.0.1, 172.30.0.2 }; }
@@ -71,7 +71,7 @@ const (
 	chain masq_checks { ip saddr 10.0.0.2 ip daddr != 10.0.0.0/24 masquerade comment "a-1"; ip saddr 10.0.0.3 ip daddr != 10.0.0.0/24 masquerade comment "a-2"; }
 	chain postrouting { type nat hook postrouting priority srcnat; ip daddr 224.0.0.0/4 return; ip6 daddr ff00::/8 return; goto masq_checks; }
 }`
-	// Between the last pod's end and the next one.
+	// The table has this content between the last pod's end and the next pod.
 	ipmasqIdle = `table inet cni_plugins_masquerade {
 	chain masq_checks { }
 	chain postrouting { type nat hook postrouting priority srcnat; ip daddr 224.0.0.0/4 return; ip6 daddr ff00::/8 return; goto masq_checks; }
@@ -112,13 +112,14 @@ const (
 }`
 )
 
-// again is how owners make their table again: created if it is not there, deleted, created.
+// again returns the way in which owners make their table again: it is created if it is not there,
+// deleted, and created.
 func again(text string) string {
 	name := strings.TrimSpace(strings.SplitN(text, "{", 2)[0])
 	return "add " + name + "\ndelete " + name + "\n" + text
 }
 
-// scenes are what may happen to a table. Commits are run one after the other.
+// scenes are events in the life of a table. Commits are run one after the other.
 var scenes = []struct {
 	name    string
 	table   string
@@ -127,7 +128,7 @@ var scenes = []struct {
 	want    native.Verdict
 	remedy  native.Remedy
 }{
-	// What flushers do.
+	// Flushers do this.
 	{"nft flush ruleset", kubeProxy, 0, []string{"flush ruleset"}, native.TableDeleted, native.ByCreate},
 	{"nft flush ruleset ip", kubeProxy, 0, []string{"flush ruleset ip"}, native.TableDeleted, native.ByCreate},
 	{"systemctl reload nftables", kubeProxy, 0, []string{"flush ruleset\ntable inet filter { chain input { type filter hook input priority 0; }; }"}, native.TableDeleted, native.ByCreate},
@@ -173,7 +174,7 @@ var scenes = []struct {
 	{"one commit empties a map and adds one of its elements", kubeProxy, 0, []string{"flush map ip kube-proxy service-ips\nadd element ip kube-proxy service-ips { 172.30.0.1 . 80 : goto service-A/web }"}, native.Emptied, native.ByMerge},
 	{"one commit empties a map and adds an element, and empties a chain", kubeProxy, native.Stranger, []string{"flush chain ip kube-proxy nat-prerouting\nflush map ip kube-proxy service-ips\nadd element ip kube-proxy service-ips { 172.30.0.1 . 80 : drop }"}, native.Emptied, native.ByMerge},
 
-	// What a person decides.
+	// A person decides this.
 	{"nft delete chain of a table that a word names", word, 0, []string{"delete chain inet fw fw2"}, native.Changed, native.NoRemedy},
 	{"nft flush chain and delete chain in one commit", word, native.Stranger, []string{"flush chain inet fw input\ndelete chain inet fw input"}, native.Changed, native.NoRemedy},
 	{"nft delete rule, the only one of its chain", word, native.Stranger, []string{"delete rule inet fw fw2 handle HANDLE-of-fw2"}, native.Changed, native.NoRemedy},
@@ -185,7 +186,7 @@ var scenes = []struct {
 	{"nft delete rule, the only one of kube-proxy's chain", kubeProxy, native.Stranger, []string{"delete rule ip kube-proxy nat-prerouting handle HANDLE-of-nat-prerouting"}, native.Changed, native.NoRemedy},
 	{"nft delete chain of kube-proxy's", kubeProxy, native.Stranger, []string{"delete chain ip kube-proxy nat-prerouting"}, native.Changed, native.NoRemedy},
 
-	// What owners do.
+	// Owners do this.
 	{"kube-proxy: a service is added", kubeProxy, 0, []string{"add chain ip kube-proxy service-C\nadd rule ip kube-proxy service-C drop\nadd element ip kube-proxy service-ips { 172.30.0.3 . 80 : goto service-C }"}, native.Changed, native.NoRemedy},
 	{"kube-proxy: an endpoint goes", kubeProxy, 0, []string{"flush chain ip kube-proxy service-A/web\nadd rule ip kube-proxy service-A/web goto endpoint-A1\nflush chain ip kube-proxy endpoint-A2"}, native.Changed, native.NoRemedy},
 	{"kube-proxy: a service goes", kubeProxy, 0, []string{"delete element ip kube-proxy service-ips { 172.30.0.2 . 53 }\ndelete element ip kube-proxy cluster-ips { 172.30.0.2 }\nflush chain ip kube-proxy service-B/dns\nflush chain ip kube-proxy endpoint-B1", "delete chain ip kube-proxy service-B/dns"}, native.Changed, native.NoRemedy},
@@ -277,7 +278,7 @@ add rule ip cni_hostport masquerading ip saddr 10.0.0.2 ip daddr 10.0.0.2 masque
 add rule ip cni_hostport masquerading ip saddr 127.0.0.1 ip daddr 10.0.0.2 masquerade comment "pod1"`
 )
 
-// TestJudgeOfCommits has each of them done on the kernel and judged by its notifications.
+// TestJudgeOfCommits runs each scene on the kernel, and judges it by its notifications.
 func TestJudgeOfCommits(t *testing.T) {
 	t.Parallel()
 	nstest.Run(t, func(t *testing.T) {
@@ -309,7 +310,7 @@ func TestJudgeOfCommits(t *testing.T) {
 				if f.Remedy != native.NoRemedy {
 					remedied(t, conn, was, now, f)
 				}
-				if s.want == native.Changed && s.by != native.Stranger { // what an owner did comes back unasked in no case
+				if s.want == native.Changed && s.by != native.Stranger { // canaryd must never undo an owner's change unasked
 					e := native.Evidence{Was: was, Now: now.Tables[id], Missed: true, Habits: owners.HabitsOf(id)}
 					if missed := native.Judge(e); missed.Remedy != native.NoRemedy {
 						t.Errorf("where the commit was missed: %s (%s), remedy %d", missed.Verdict, missed.Why, missed.Remedy)
@@ -333,8 +334,8 @@ func TestJudgeOfCommits(t *testing.T) {
 	})
 }
 
-// TestPolicies: which base chains of a table are open, and which a commit has closed, by the
-// kernel's notifications.
+// TestPolicies: commits change the policies of base chains. canaryd must read the policies, and
+// hear of the chains that a commit has closed.
 func TestPolicies(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
@@ -378,7 +379,7 @@ func TestPolicies(t *testing.T) {
 	})
 }
 
-// byHandle puts the handle of a chain's last rule where a text has HANDLE-of-CHAIN.
+// byHandle replaces HANDLE-of-CHAIN in a text by the handle of the chain's last rule.
 func byHandle(was *native.Table, text string) string {
 	for _, c := range was.Chains {
 		if n := len(c.Rules); n > 0 {
@@ -409,7 +410,7 @@ func stage(t *testing.T, conn *nft.Conn, text string) (*native.Table, tableid.Ta
 	return was, was.ID
 }
 
-// remedied does what a finding asks for and wants nothing lost.
+// remedied applies a finding's remedy and wants nothing lost.
 func remedied(t *testing.T, conn *nft.Conn, was *native.Table, now *native.Ruleset, f native.Finding) {
 	t.Helper()
 	b := nft.NewBatch()
@@ -433,14 +434,15 @@ func remedied(t *testing.T, conn *nft.Conn, was *native.Table, now *native.Rules
 		t.Fatal(err)
 	}
 	for _, c := range changes(t, conn, was) {
-		// What the owner wrote since is its own.
+		// The owner's later changes are its own.
 		if c.Gone || c.Empty || c.Lost > 0 && c.New == 0 {
 			t.Errorf("after the replay: %v", c)
 		}
 	}
 }
 
-// TestJudgeOfWhatWasMissed: without notifications the witness says what a reading cannot.
+// TestJudgeOfWhatWasMissed: without notifications, the witness shows a flush that a read cannot
+// show.
 func TestJudgeOfWhatWasMissed(t *testing.T) {
 	rule := native.Rule{Attrs: nft.AppendAttr(nil, 4, []byte{}, 0)}
 	chain := func(name string, base bool, rules int) native.Chain {

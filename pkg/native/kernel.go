@@ -10,25 +10,24 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A Kernel is nf_tables of this network namespace, for a guard of native tables: it hears of
+// A Kernel is nf_tables of this network namespace, for a guard of native tables. It hears of
 // commits, reads and writes. A LateKernel opens it. It is for one goroutine.
 type Kernel struct {
 	conn   *nft.Conn
 	events *nft.Events
 	port   uint32
 	hearing
-	taken        map[tableid.Family]bool // where a table that is not canaryd's has the witness's name
-	afterCapture func()                  // a test's, between a read and the hearing of later commits
+	taken        map[tableid.Family]bool // families in which another process has a table of the witness's name
+	afterCapture func()                  // for tests: it runs between a read and the later notifications
 }
 
-// Close ends it.
+// Close closes the sockets.
 func (k *Kernel) Close() error { return errors.Join(k.events.Close(), k.conn.Close()) }
 
-// Genid returns the ruleset's counter.
+// Genid returns nf_tables' number of the last commit.
 func (k *Kernel) Genid() (uint32, error) { return k.conn.Genid() }
 
-// Witness is FindWitness. What is written and heard from then on is about the witness that it
-// found.
+// Witness is FindWitness. Later writes and notifications refer to the witness that it found.
 func (k *Kernel) Witness(family tableid.Family) (Witness, error) {
 	w, err := FindWitness(k.conn, family)
 	if err == nil {
@@ -45,10 +44,10 @@ func (k *Kernel) setWitness(family tableid.Family, w Witness) {
 }
 
 // Write writes repairs, and plants witnesses by their nonces, in one transaction that the kernel
-// takes at that genid only. Parts of a table that the kernel refuses are left out, with those that
-// must not be written without them, and the transaction is sent again: Repair.Held names them. It
-// returns the network devices that the node lacks and that were left out. The error is nft.ErrStale
-// if another process wrote, or a *nft.RefusedError.
+// accepts only at that genid. If the kernel refuses parts of a table, Write leaves them out, with
+// all parts that must not be written without them. Then it sends the transaction again. Repair.Held
+// names these parts. left are the network devices that were left out, because the node lacks them.
+// The error is nft.ErrStale if another process wrote, or a *nft.RefusedError.
 func (k *Kernel) Write(genid uint32, repairs []Repair, witnesses map[tableid.Family]string) (left []string, err error) {
 	for range refusalsMost {
 		b := nft.NewBatch()
@@ -58,7 +57,7 @@ func (k *Kernel) Write(genid uint32, repairs []Repair, witnesses map[tableid.Fam
 			return nil, err
 		}
 		if b.Messages() == 1 && slices.ContainsFunc(repairs, func(r Repair) bool { return !r.Whole() }) {
-			return left, nil // all of it is refused, and a commit of nothing is news to all
+			return left, nil // all parts are refused, and even an empty commit notifies everyone
 		}
 		b.Finish()
 		err = b.Send()
@@ -70,7 +69,7 @@ func (k *Kernel) Write(genid uint32, repairs []Repair, witnesses map[tableid.Fam
 	return nil, err
 }
 
-// Append is Write into a batch of the caller's, which guards and sends it.
+// Append is Write into a batch of the caller, who guards and sends it.
 func (k *Kernel) Append(b *nft.Batch, repairs []Repair, witnesses map[tableid.Family]string) (left []string, err error) {
 	if err := k.plant(b, witnesses); err != nil {
 		return nil, err
@@ -85,7 +84,6 @@ func (k *Kernel) Append(b *nft.Batch, repairs []Repair, witnesses map[tableid.Fa
 	return left, nil
 }
 
-// plant plants witnesses by their nonces.
 func (k *Kernel) plant(b *nft.Batch, witnesses map[tableid.Family]string) error {
 	for _, family := range slices.Sorted(maps.Keys(witnesses)) {
 		w := NewWitness(witnesses[family], k.taken[family])
@@ -97,14 +95,14 @@ func (k *Kernel) plant(b *nft.Batch, witnesses map[tableid.Family]string) error 
 	return nil
 }
 
-// RemoveWitnesses deletes the witnesses of all families. Tables of other processes that have such a
-// name stay.
+// RemoveWitnesses deletes the witnesses of all families. Tables of other processes with such a name
+// stay.
 func RemoveWitnesses(port uint32) error {
 	conn, _, err := nft.DialIfAny()
 	if conn == nil {
 		return err
 	}
-	defer func() { _ = conn.Close() }() // it was read from only
+	defer func() { _ = conn.Close() }() // it was only read from
 	var names []tableid.TableID
 	b, found := nft.NewBatch(), false
 	b.Port = port

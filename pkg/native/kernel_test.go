@@ -10,7 +10,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// openKernel returns a kernel that is open, and knows its own commits.
+// openKernel returns an open kernel, which knows its own commits.
 func openKernel(t testing.TB) *native.Kernel {
 	t.Helper()
 	port := nft.NewPort()
@@ -22,8 +22,8 @@ func openKernel(t testing.TB) *native.Kernel {
 	return k.Kernel
 }
 
-// TestKernelHears: each commit is heard of once, by whom it was and what it did; where the kernel
-// dropped notifications that is said, and what follows is heard of again.
+// TestKernelHears: canaryd hears of each commit once, with its process and its deeds. After the
+// kernel has dropped notifications, Hear must report that, and hear of later commits again.
 func TestKernelHears(t *testing.T) {
 	t.Parallel()
 	nstest.Run(t, func(t *testing.T) {
@@ -59,7 +59,7 @@ func TestKernelHears(t *testing.T) {
 			t.Fatalf("heard %+v, missed %t", commits, missed)
 		}
 
-		// Each rule is a notification; so many do not fit the 8 MiB that a socket holds.
+		// Each rule is a notification. So many do not fit into the 8 MiB of a socket.
 		many := "add table ip kube-proxy\nadd chain ip kube-proxy c\n" + strings.Repeat("add rule ip kube-proxy c tcp dport 80 accept\n", 45_000)
 		nstest.CommandInput(t, many, "nft", "-f", "-")
 		nstest.Command(t, "nft", "flush", "ruleset")
@@ -76,7 +76,8 @@ func TestKernelHears(t *testing.T) {
 	})
 }
 
-// TestLateKernel: it is opened when the first wanted table stands, and hears of what comes then.
+// TestLateKernel: the kernel is opened when the first wanted table exists, and hears of later
+// commits.
 func TestLateKernel(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")

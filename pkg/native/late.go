@@ -7,32 +7,32 @@ import (
 )
 
 // A LateKernel is a Kernel that hears of commits only once there is a table to guard. Until Wake
-// has opened it, nothing but Wake and Close may be called. It is for one goroutine.
+// has opened it, only Wake and Close may be called. It is for one goroutine.
 type LateKernel struct {
 	*Kernel // nil: not opened yet
 	conn    *nft.Conn
 	port    uint32
 	own     func(port, pid uint32) bool
-	none    uint32 // the genid at which no table stood that was wanted
+	none    uint32 // the genid at which no wanted table existed
 	asked   bool   // none is valid
 }
 
-// NewLateKernel returns one that is not open yet. Transactions are sent from the netlink address
-// port; own says of a commit's address and process whether it is canaryd's own.
+// NewLateKernel returns a LateKernel that is not open yet. It sends transactions from the netlink
+// address port. own reports whether a commit with that address and process is canaryd's own.
 func NewLateKernel(port uint32, own func(port, pid uint32) bool) *LateKernel {
 	return &LateKernel{port: port, own: own}
 }
 
-// Wake opens the kernel if a table stands that wanted accepts, and without wanted in any case. It
-// reports whether the kernel is open. Where none stands it asks for the genid and, if that has
-// moved since the last call, for the names of the tables. A kernel without nf_tables has no
-// tables. wanted is the same in each call. The error is nft.ErrInterrupted if another process
+// Wake opens the kernel if a table exists that wanted accepts, or if wanted is nil. It reports
+// whether the kernel is open. Without such a table it reads the genid, and reads the names of the
+// tables only if the genid has changed since the last call. A kernel without nf_tables has no
+// tables. wanted must be the same in each call. The error is nft.ErrInterrupted if another process
 // commits meanwhile.
 func (k *LateKernel) Wake(wanted func(nft.Table) bool) (bool, error) {
 	if k.Kernel != nil {
 		return true, nil
 	}
-	if k.conn == nil { // which stays: to close a socket waits for the kernel's work after a flush
+	if k.conn == nil { // conn stays open: closing a socket waits for the kernel's work after a flush
 		conn, err := nft.Dial()
 		if errors.Is(err, nft.ErrNone) {
 			return false, nil
@@ -61,7 +61,7 @@ func (k *LateKernel) Wake(wanted func(nft.Table) bool) (bool, error) {
 			return false, err
 		}
 	}
-	if !found { // a table that came behind the genid is found by the next one
+	if !found { // the next call finds a table that was made after that genid
 		k.none, k.asked = genid, true
 		return false, nil
 	}
@@ -73,7 +73,7 @@ func (k *LateKernel) Wake(wanted func(nft.Table) bool) (bool, error) {
 	return true, nil
 }
 
-// Close ends it, whether or not it was opened.
+// Close closes the kernel, whether it was opened or not.
 func (k *LateKernel) Close() error {
 	switch {
 	case k.Kernel != nil:

@@ -12,7 +12,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A listener hears of commits, as the loop will.
+// A listener hears of commits, as the loop does.
 type listener struct {
 	conn  *netlink.Conn
 	rec   native.Recorder

@@ -21,10 +21,10 @@ import (
 
 func everything(nft.Table) bool { return true }
 
-// dial opens a connection for a test.
-// services100 is what kube-proxy in nftables mode wrote for 100 services.
+// services100 is the table that kube-proxy in nftables mode wrote for 100 services.
 const services100 = "../../hack/bench/heal/testdata/services-100.nft.gz"
 
+// dial opens a connection for a test.
 func dial(t testing.TB) *nft.Conn {
 	t.Helper()
 	conn, err := nft.Dial()
@@ -73,7 +73,7 @@ func build(t testing.TB, r *native.Ruleset, genid uint32) *nft.Batch {
 	return b
 }
 
-// raw leaves out of a table what is another number after each creation, and what time changes.
+// raw returns the tables without the numbers and times that differ after each creation.
 func raw(r *native.Ruleset) map[tableid.TableID]*native.Table {
 	all := map[tableid.TableID]*native.Table{}
 	for id, t := range r.Tables {
@@ -83,8 +83,8 @@ func raw(r *native.Ruleset) map[tableid.TableID]*native.Table {
 	return all
 }
 
-// apart is cmp.Diff of tables. Where they are equal, which takes cmp seconds for large ones, it is
-// quick.
+// apart is cmp.Diff of tables. It is quick for equal tables, for which cmp takes seconds if they
+// are large.
 func apart(want, got map[tableid.TableID]*native.Table) string {
 	if reflect.DeepEqual(want, got) {
 		return ""
@@ -108,7 +108,7 @@ func sameRaw(t testing.TB, want, got *native.Ruleset) {
 	}
 }
 
-// services returns kube-proxy's table of that many services, in nft's language.
+// services returns kube-proxy's table from a file, in nft's language.
 func services(t *testing.T, path string) string {
 	t.Helper()
 	nstest.Need(t, path, exists(path))
@@ -133,7 +133,7 @@ func exists(path string) error {
 	return err
 }
 
-// changes returns how a table differs from what it was.
+// changes returns the differences between a table and its present state.
 func changes(t testing.TB, conn *nft.Conn, was *native.Table) []native.Change {
 	t.Helper()
 	return native.Diff(was, capture(t, conn).Tables[was.ID])

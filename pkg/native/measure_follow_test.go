@@ -17,8 +17,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// TestMeasureFollow prints what it costs to learn that the endpoints of one service changed, next
-// to a read of the whole table, in time of the processor. NATIVE_TEXT names a file such as
+// TestMeasureFollow prints two processor times: to learn that the endpoints of one service changed,
+// and to read the whole table. NATIVE_TEXT names a file such as
 // hack/bench/heal/testdata/services-100.nft.gz.
 func TestMeasureFollow(t *testing.T) {
 	path := os.Getenv("NATIVE_TEXT")

@@ -18,8 +18,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/native"
 )
 
-// TestMeasureReplay prints how long a replay takes and how long "nft -f" of the same text, medians
-// of five. NATIVE_TEXT names a file such as ../../hack/bench/heal/testdata/services-100.nft.gz.
+// TestMeasureReplay prints the time of a replay, and of "nft -f" with the same text, as medians of
+// five. NATIVE_TEXT names a file such as ../../hack/bench/heal/testdata/services-100.nft.gz.
 func TestMeasureReplay(t *testing.T) {
 	path := os.Getenv("NATIVE_TEXT")
 	if path == "" {
@@ -77,7 +77,7 @@ func TestMeasureReplay(t *testing.T) {
 	})
 }
 
-// processor returns the processor's time of this thread.
+// processor returns the processor time of this thread.
 func processor(t *testing.T) time.Duration {
 	t.Helper()
 	var usage unix.Rusage

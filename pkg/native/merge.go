@@ -9,10 +9,10 @@ import (
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
-// With returns a table that stands with what is held in its place, and where that is, and those
-// that are still held: not what stands again, and not what its owner has decided about since. It
-// decided if it removed the chain or set of a rule or element, made one of that name, or wrote all
-// rules next to it again.
+// With returns the present table with quarantined parts in their places, and these places. still
+// are the parts that stay in quarantine: no part that is in force again, or that its owner has
+// decided about. The owner has decided if it removed the chain or set of a rule or element. So it
+// has if it made a part of that name, or wrote all neighbours again.
 func (t *Table) With(held []Held) (whole *Table, fresh map[Spot]bool, still []Held) {
 	w := *t
 	w.Chains, w.Sets = slices.Clone(t.Chains), slices.Clone(t.Sets)
@@ -25,7 +25,7 @@ func (t *Table) With(held []Held) (whole *Table, fresh map[Spot]bool, still []He
 		m.sets[w.Sets[i].Name] = i
 	}
 	stays := make([]bool, len(held))
-	for i, of := range held { // named parts come first
+	for i, of := range held { // named parts are first
 		stays[i] = of.valid() && of.Kind != nft.Rules && of.Kind != nft.Elements && m.part(of)
 	}
 	for i, of := range held {
@@ -35,22 +35,22 @@ func (t *Table) With(held []Held) (whole *Table, fresh map[Spot]bool, still []He
 	return &w, m.fresh, kept(held, func(i int) bool { return stays[i] })
 }
 
-// A merger puts held parts into a table.
+// A merger puts quarantined parts into a table.
 type merger struct {
 	t            *Table
 	c            *contents // of the table as it is
 	fresh        map[Spot]bool
 	chains, sets map[string]int
-	rules        map[int][]mergedRule // of the chains that get some
+	rules        map[int][]mergedRule // of the chains that get rules
 }
 
-// A mergedRule is a rule of such a chain; digest is zero if the merge puts it in.
+// A mergedRule is a rule of such a chain; digest is zero if the merge adds the rule.
 type mergedRule struct {
 	Rule
 	digest Digest
 }
 
-// valid reports whether it has the data of its kind: it may come from a file.
+// valid reports whether a part has the data of its kind: it may be from a file.
 func (of Held) valid() bool {
 	switch of.Kind {
 	case nft.Chains:
@@ -67,7 +67,7 @@ func (of Held) valid() bool {
 	return of.Kind == nft.Elements && len(of.Elements) > 0
 }
 
-// part adds a chain, set, object or flowtable, unless the table has one of its name.
+// part adds a chain, set, object or flowtable, unless the table has a part of its name.
 func (m *merger) part(of Held) bool {
 	switch of.Kind {
 	case nft.Chains:
@@ -110,7 +110,6 @@ func (m *merger) addSet(s Set) {
 	m.t.Sets = append(m.t.Sets, s)
 }
 
-// element adds an element to its set.
 func (m *merger) element(of Held) bool {
 	i, stands := m.sets[of.Name]
 	if !stands {
@@ -133,7 +132,7 @@ func (m *merger) element(of Held) bool {
 	return true
 }
 
-// rule adds a rule to its chain, between the neighbours that it had.
+// rule adds a rule to its chain, between its former neighbours.
 func (m *merger) rule(of Held) bool {
 	i, stands := m.chains[of.Name]
 	if !stands {
@@ -172,8 +171,9 @@ func (m *merger) rule(of Held) bool {
 	return true
 }
 
-// belongings adds the parts that belong to a rule or element, and returns the rule. Sets get
-// another name where the kernel has given theirs to others since. Sets of chains do not come again.
+// belongings adds the parts that belong to a rule or element, and returns the rule. A set gets
+// another name if the kernel has reused its name since. The kernel does not reuse the names of such
+// chains.
 func (m *merger) belongings(of Held) Rule {
 	w := &writer{rename: map[string]string{}}
 	for _, s := range of.Sets {

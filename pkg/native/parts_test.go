@@ -16,15 +16,15 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// ownersTables are what owners write, and the chains and sets of each that a flush of one alone
-// leaves to a process that is not known: it may be their owner. All others come back.
+// ownersTables are tables that owners write. accepted has the chains and sets that an unknown
+// process may flush alone, because it may be their owner. All others come back.
 var ownersTables = []struct {
 	name, table string
 	accepted    []string
 	// others are accepted from a shell, too.
 	others []string
-	// open wait for a decision where the commit was missed. All others come back then, too, but
-	// those that resynced has, which are accepted.
+	// open has the parts that wait for a decision if the commit was missed. resynced has the parts
+	// that are accepted then. All others come back then, too.
 	open, resynced []string
 }{
 	{"kube-proxy", kubeProxy, nil, nil, []string{"cluster-ips"}, []string{"no-endpoint-services"}},
@@ -41,8 +41,8 @@ var ownersTables = []struct {
 }
 
 // TestEachPartFlushedAlone: each chain and each set of each owner's table is flushed, and nothing
-// else. It comes back, or is accepted and said; where the commit was missed, it may wait for a
-// decision. Of a shell's or a script's flush of an owner's table nothing is accepted.
+// else. It must come back, or be accepted and reported. If the commit was missed, it may wait for a
+// decision. A shell's or a script's flush of an owner's table must not be accepted.
 func TestEachPartFlushedAlone(t *testing.T) {
 	t.Parallel()
 	nstest.Run(t, func(t *testing.T) {
@@ -119,7 +119,7 @@ func TestEachPartFlushedAlone(t *testing.T) {
 	})
 }
 
-// flushedBy judges a table after one commit of such a process.
+// flushedBy judges a table after one commit of a process of that kind.
 func flushedBy(was, now *native.Table, heard []map[tableid.TableID]*native.Deed, by native.Committer) (native.Finding, native.Evidence) {
 	e := native.Evidence{Was: was, Now: now, Habits: owners.HabitsOf(was.ID)}
 	for _, deeds := range heard {
@@ -132,11 +132,11 @@ func flushedBy(was, now *native.Table, heard []map[tableid.TableID]*native.Deed,
 	return native.Judge(e), e
 }
 
-// A tablePart is a chain, set or map that holds something.
+// A tablePart is a chain, set or map with content.
 type tablePart struct{ kind, name string }
 
-// partsOf returns the chains to which packets come and the sets of a table that a flush would
-// empty: of the many chains and sets of services two of each kind.
+// partsOf returns the chains and sets of a table that a flush would empty. Of the many chains and
+// sets of services it returns two of each kind.
 func partsOf(table *native.Table) (parts []tablePart) {
 	kinds := map[string]int{}
 	add := func(kind, name string) {
@@ -164,8 +164,9 @@ func partsOf(table *native.Table) (parts []tablePart) {
 	return parts
 }
 
-// TestAFlushedBlocklistIsSaid: elements with timeouts are no content, because time takes them. One
-// commit that takes several and leaves none is said all the same, and one by one they are not.
+// TestAFlushedBlocklistIsSaid: elements with timeouts are no content, because time removes them. A
+// commit that takes several and leaves none must be reported anyway. Single deletions must not be
+// reported.
 func TestAFlushedBlocklistIsSaid(t *testing.T) {
 	const table = `table inet fw {
 	set banned {

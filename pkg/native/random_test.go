@@ -13,10 +13,10 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 )
 
-// randomTables is how many random tables a test tries.
+// randomTables is the number of random tables that a test tries.
 var randomTables = testkit.Size(8, 25)
 
-// A generator makes tables that nft takes.
+// A generator makes tables that nft accepts.
 type generator struct {
 	*rand.Rand
 	chains, sets, vmaps []string
@@ -43,7 +43,7 @@ func (g *generator) several(n int, f func() string) string {
 
 func (g *generator) port() string { return fmt.Sprint(1 + g.IntN(9000)) }
 
-// target is a verdict. Chains lead to later ones only, so that nothing goes in circles.
+// target returns a verdict. Chains lead to later chains only, so that there are no loops.
 func (g *generator) target(from int) string {
 	if from+1 < len(g.chains) && g.IntN(2) == 0 {
 		return g.pick([]string{"jump ", "goto "}) + g.pick(g.chains[from+1:])

@@ -9,17 +9,17 @@ import (
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
-// Refill writes what a standing table has lost into a batch: the rules of chains that are empty or
-// gone, the elements of sets that are empty, and whatever those need. What has other contents now
-// stays as it is: it is its owner's newer word. So does an emptied chain that nothing leads to,
-// unless the table has no rule at all: an owner empties a chain before it deletes it. Guard the
-// batch by the genid at which now was read, and after an error cut it back.
+// Refill writes the lost parts of an existing table into a batch. These are the rules of chains
+// that are empty or gone, the elements of empty sets, and all parts that they need. A part that has
+// other content now is its owner's newer word, and stays. An emptied chain to which nothing leads
+// stays too, unless the table has no rule at all. An owner empties a chain before it deletes it.
+// Guard the batch by the genid at which now was read, and after an error cut it back.
 func (t *Table) Refill(b *nft.Batch, now *Table, o Options) (left []string, err error) {
 	return t.refill(b, now, o, false)
 }
 
-// Merge is Refill that also writes the elements that a set lacks, if it has half of them at most.
-// Those that it has stay.
+// Merge is Refill that also writes the missing elements of a set that has half of them at most. The
+// present elements stay.
 func (t *Table) Merge(b *nft.Batch, now *Table, o Options) (left []string, err error) {
 	return t.refill(b, now, o, true)
 }
@@ -33,7 +33,7 @@ func (t *Table) refill(b *nft.Batch, now *Table, o Options, merge bool) (left []
 	return r.w.leftBy, err
 }
 
-// prepareRefill finds the parts that have to be written.
+// prepareRefill finds the parts that must be written.
 func prepareRefill(b *nft.Batch, t, now *Table, o Options, merge bool) *refill {
 	r := newRefill(b, t, now, o)
 	led := map[string]bool{}
@@ -79,17 +79,17 @@ func (r *refill) writes(s Spot) bool {
 	return false
 }
 
-// A refill finds what has to be written for what was lost.
+// A refill finds the parts to write after a loss.
 type refill struct {
 	w         *writer
-	stand     map[string]*Chain // the chains that stand now
-	sets      map[string]*Set   // the sets that stand now
+	stand     map[string]*Chain // the present chains
+	sets      map[string]*Set   // the present sets
 	wasChains map[string]*Chain
 	wasSets   map[string]*Set
-	chains    map[string]bool // whose rules are to be written
+	chains    map[string]bool // chains whose rules are to be written
 	filled    map[string]bool // sets whose elements are to be written
-	merged    map[string]bool // sets whose elements that are missing are to be written
-	// objects are those that stand now.
+	merged    map[string]bool // sets whose missing elements are to be written
+	// objects are the present objects.
 	objects map[objectKey]bool
 }
 
@@ -107,7 +107,8 @@ func newRefill(b *nft.Batch, was, now *Table, o Options) *refill {
 	for _, o := range now.Objects {
 		r.objects[objectKey{o.Name, o.Type}] = true
 	}
-	// The kernel gives the lowest number that is free, so it may have given one to another rule.
+	// The kernel uses the lowest free number in a name, so another rule's set may have this name
+	// now.
 	r.w.rename = map[string]string{}
 	free := 0
 	for name := range r.w.sets {
@@ -125,13 +126,13 @@ func (r *refill) emptied(c *Chain) bool {
 	return !c.Bound && len(c.Rules) > 0 && (stands == nil || len(stands.Rules) == 0)
 }
 
-// lacking reports whether a set's elements are to be written: it is gone, or has none.
+// lacking reports whether a set's elements must be written: it is gone, or has none.
 func (r *refill) lacking(s *Set) bool {
 	stands := r.sets[s.Name]
 	return stands == nil || len(stands.Elements) == 0 && len(s.Elements) > 0
 }
 
-// need takes in a chain's rules, and what they name and the table lacks.
+// need adds a chain's rules, and the parts that they name and the table lacks.
 func (r *refill) need(name string) {
 	c := r.wasChains[name]
 	if c == nil || r.chains[name] || !c.Bound && r.stand[name] != nil && len(r.stand[name].Rules) > 0 {
@@ -143,7 +144,7 @@ func (r *refill) need(name string) {
 	}
 }
 
-// needSet takes in what a set's elements need, if any of them are to be written.
+// needSet adds a set's elements and their targets, if they must be written.
 func (r *refill) needSet(name string) {
 	s := r.wasSets[name]
 	if s == nil || r.filled[name] || !s.Anonymous() && !r.lacking(s) {
@@ -153,7 +154,7 @@ func (r *refill) needSet(name string) {
 	r.needTargets(s.Elements)
 }
 
-// needTargets takes in the chains that elements lead to.
+// needTargets adds the chains to which elements lead.
 func (r *refill) needTargets(elements []Element) {
 	for _, e := range elements {
 		if to := jumpOf(attrOf(e, unix.NFTA_SET_ELEM_DATA)); to != "" {
@@ -162,7 +163,7 @@ func (r *refill) needTargets(elements []Element) {
 	}
 }
 
-// write writes it, in the order of writer.contents.
+// write writes the parts, in the order of writer.contents.
 func (r *refill) write() error {
 	t := r.w.t
 	for i := range t.Chains {
@@ -201,8 +202,8 @@ func (r *refill) write() error {
 	return nil
 }
 
-// merges reports whether a set stands with some elements, half of those that it had at most, and
-// each stands for itself.
+// merges reports whether Merge may complete a set. The set has some elements now, half of the
+// former number at most, and none of them is part of an interval.
 func (s *Set) merges(now *Set) bool {
 	return s != nil && now != nil && !s.Anonymous() && !s.fleeting() && s.Flags&unix.NFT_SET_INTERVAL == 0 &&
 		len(now.Elements) > 0 && 2*len(now.Elements) <= len(s.Elements)
@@ -219,7 +220,7 @@ func (s *Set) lacking(now *Set) (list []Element) {
 	return list
 }
 
-// keys are the keys of a set's elements.
+// keys returns the keys of a set's elements.
 func (s *Set) keys() map[string]bool {
 	all := make(map[string]bool, len(s.Elements))
 	for _, e := range s.Elements {

@@ -11,24 +11,23 @@ import (
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
-// Fleeting reports whether a set of the table may change without a notification: by packets or by
-// time.
+// Fleeting reports whether packets or time may change a set of the table without a notification.
 func (t *Table) Fleeting() bool {
 	return slices.ContainsFunc(t.Sets, func(s Set) bool { return s.fleeting() })
 }
 
 func (s *Set) fleeting() bool { return s.Dynamic() || s.Flags&setTimeout != 0 }
 
-// A refreshed is what was read of one set.
+// A refreshed is the result of reading one set.
 type refreshed struct {
 	f    *followed
 	s    *followedSet
 	read []Element
 }
 
-// Refresh reads what packets and time have changed in followed tables: whole sets, those first that
-// were not read for longest, until they took so long. It returns how many it read. The next Follow
-// has them. The error is nft.ErrInterrupted if another process committed meanwhile.
+// Refresh reads the changes that packets and time have made in followed tables. It reads whole
+// sets, the longest unread first, until budget is used up, and returns their number. The next
+// Follow has the changes. The error is nft.ErrInterrupted if another process committed meanwhile.
 func (k *Kernel) Refresh(budget time.Duration) (sets int, err error) {
 	start := time.Now()
 	genid, err := k.conn.Genid()
@@ -63,8 +62,7 @@ func (k *Kernel) Refresh(budget time.Duration) (sets int, err error) {
 	return sets, nil
 }
 
-// fleeting returns the sets that packets or time change, those first that were not read for
-// longest.
+// fleeting returns the sets that packets or time change, the longest unread first.
 func (f *follower) fleeting() []refreshed {
 	var all []refreshed
 	for _, t := range f.tables {
@@ -80,7 +78,6 @@ func (f *follower) fleeting() []refreshed {
 	return all
 }
 
-// elements reads the elements of one set that is followed.
 func (k *Kernel) elements(r refreshed) ([]Element, error) {
 	id := r.f.head.ID
 	all, err := elementsOf(k.conn, id, r.s.Name)
@@ -93,7 +90,7 @@ func (k *Kernel) elements(r refreshed) ([]Element, error) {
 	return all, nil
 }
 
-// take takes what was read at a time.
+// take stores the elements that were read at a time.
 func (r refreshed) take(at time.Time) {
 	for i, e := range r.read {
 		r.read[i] = e.later(at.Sub(r.f.at))

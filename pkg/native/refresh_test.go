@@ -15,7 +15,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// sendPackets has packets go out over the loopback device.
+// sendPackets sends packets over the loopback device.
 func sendPackets(t *testing.T, n int) {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
@@ -30,8 +30,8 @@ func sendPackets(t *testing.T, n int) {
 	}
 }
 
-// TestWhatPacketsAddIsRead: no commit speaks of elements that packets add; Refresh has them, and
-// what it read is followed on.
+// TestWhatPacketsAddIsRead: packets add elements without a notification. Refresh must read them,
+// and canaryd must follow the sets from there on.
 func TestWhatPacketsAddIsRead(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft", "ip")
@@ -76,8 +76,8 @@ func TestWhatPacketsAddIsRead(t *testing.T) {
 	})
 }
 
-// TestTimeoutsOfFollowedElements: what is left of an element that came later than the table was
-// read is right for the table's time.
+// TestTimeoutsOfFollowedElements: an element is added long after the read of its table. The rest of
+// its timeout must be right for the table's time.
 func TestTimeoutsOfFollowedElements(t *testing.T) {
 	t.Parallel()
 	nstest.Run(t, func(t *testing.T) {
@@ -122,7 +122,7 @@ func TestTimeoutsOfFollowedElements(t *testing.T) {
 	})
 }
 
-// TestWhatIsMissedIsRead: after an overflow the tables are read, and followed from then on.
+// TestWhatIsMissedIsRead: after an overflow the tables must be read, and followed from then on.
 func TestWhatIsMissedIsRead(t *testing.T) {
 	t.Parallel()
 	nstest.Run(t, func(t *testing.T) {
@@ -133,7 +133,7 @@ func TestWhatIsMissedIsRead(t *testing.T) {
 		if wantFollowed(t, k, conn) != 1 {
 			t.Fatal("it is not followed: this shows nothing")
 		}
-		// An owner's storm: each rule is a notification, and so many do not fit 8 MiB.
+		// This is an owner's storm. Each rule is a notification, and so many do not fit into 8 MiB.
 		nstest.CommandInput(t, "add table ip other\nadd chain ip other c\n"+strings.Repeat("add rule ip other c tcp dport 80 accept\n", 45_000)+
 			"delete table ip other\ndelete element ip kube-proxy cluster-ips { 172.30.0.2 }\n", "nft", "-f", "-")
 		if wantFollowed(t, k, conn) != 0 {
@@ -149,7 +149,7 @@ func TestWhatIsMissedIsRead(t *testing.T) {
 	})
 }
 
-// TestWhatATableWasBefore: a commit that is suspected has its tables as they were.
+// TestWhatATableWasBefore: a suspected commit must have its tables as they were before it.
 func TestWhatATableWasBefore(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
@@ -183,8 +183,8 @@ func TestWhatATableWasBefore(t *testing.T) {
 	})
 }
 
-// TestDestroyedIsDeleted: what "nft destroy" deletes is heard of as deleted, though the messages
-// that ask for it have numbers of their own.
+// TestDestroyedIsDeleted: canaryd must hear of objects that "nft destroy" deletes as deleted,
+// although its messages have numbers of their own.
 func TestDestroyedIsDeleted(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
@@ -228,7 +228,8 @@ func TestDestroyedIsDeleted(t *testing.T) {
 	})
 }
 
-// TestAQuotaIsNoDeed: the packet path says that a quota is used up; no commit did that.
+// TestAQuotaIsNoDeed: the kernel notifies that packets have used up a quota. That must not count as
+// a deed.
 func TestAQuotaIsNoDeed(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft", "ip")

@@ -15,14 +15,14 @@ import (
 // refusalsMost bounds how often a transaction is written again without refused parts.
 const refusalsMost = 64
 
-// A seeker finds the parts of refused messages, while their batch is written once more.
+// A seeker finds the parts of refused messages while their batch is written again.
 type seeker struct {
 	messages []int
-	hits     int // of these, so many say something that can be left out
+	hits     int // the number of them that wrote a part that can be left out
 	found    []sought
 }
 
-// A sought is the content of one message: a part of a table, or so many elements from there on.
+// A sought is the content of one message: a part of a table, or n elements from there on.
 type sought struct {
 	spot Spot
 	n    int
@@ -59,7 +59,7 @@ func (w *writer) place(of any) int {
 	return w.places[of]
 }
 
-// leaves reports whether the writer leaves a part out: it is held, or is in force already.
+// leaves reports whether the writer leaves a part out: it is quarantined, or in force already.
 func (w *writer) leaves(kind nft.ObjectKind, of any, in int) bool {
 	if len(w.o.held) == 0 && w.o.fresh == nil {
 		return false
@@ -75,8 +75,8 @@ func (w *writer) leaves(kind nft.ObjectKind, of any, in int) bool {
 	return held || w.o.fresh != nil && !w.o.fresh[s]
 }
 
-// position returns the handle of the rule before which a rule goes, and how it is written: at the
-// end, unless the chain has rules already.
+// position returns the handle of the rule before which a rule is inserted, and the message's flags.
+// Without a handle the rule is appended.
 func (w *writer) position(c *Chain, at int) (uint64, netlink.HeaderFlags) {
 	if w.o.fresh != nil {
 		for _, r := range c.Rules[at+1:] {
@@ -88,7 +88,7 @@ func (w *writer) position(c *Chain, at int) (uint64, netlink.HeaderFlags) {
 	return 0, netlink.Create | netlink.Append
 }
 
-// add writes those elements of a set that do not stand in it yet.
+// add writes the elements that an existing set lacks.
 func (w *writer) add(s *Set) error {
 	if w.o.fresh == nil {
 		return nil
@@ -100,22 +100,22 @@ func (w *writer) add(s *Set) error {
 	return nil
 }
 
-// blames reports whether a refusal is for the content of a message, and not for want of memory.
+// blames reports whether the kernel refused a message for its content, and not for want of memory.
 func blames(refused *nft.RefusedError) bool {
 	return !slices.ContainsFunc([]error{unix.ENOMEM, unix.ENOBUFS, unix.EINTR, unix.EAGAIN}, func(e error) bool { return errors.Is(refused.Errno, e) })
 }
 
-// Held returns the parts that the last write left out, because the kernel refused them or others
-// that they need, in the order of the table.
+// Held returns the parts that the last write left out, in the order of the table. The kernel
+// refused them, or others that they need.
 func (r Repair) Held() []Held {
 	h := newHolder(r.Want, nil, r.held)
 	return h.list()
 }
 
-// Whole reports whether nothing of the repair was left out.
+// Whole reports whether the repair leaves nothing out.
 func (r Repair) Whole() bool { return len(r.held) == 0 }
 
-// Written returns the table that the repair makes: Want, less the parts that are left out.
+// Written returns the table that the repair makes: Want without the parts that are left out.
 func (r Repair) Written() *Table {
 	if r.Whole() {
 		return r.Want
@@ -123,14 +123,14 @@ func (r Repair) Written() *Table {
 	return newHolder(r.Want, nil, r.held).reduced()
 }
 
-// Leave leaves something out of the repair, and everything that must not be written without it. It
-// reports whether that can be: not if it stands.
+// Leave leaves a part out of the repair, with all parts that must not be written without it. It
+// reports whether it can: not if the part is in force.
 func (r *Repair) Leave(s Spot, why string) bool {
 	return r.leave([]sought{{s, 1}}, why)
 }
 
-// leave is Leave for the content of messages. Which of several elements in one message is refused
-// is not known; they get messages of their own for the next try.
+// leave is Leave for the content of messages. If one message has several elements, the refused
+// element is not known. Then each element gets a message of its own in the next try.
 func (r *Repair) leave(found []sought, why string) (any bool) {
 	h := newHolder(r.Want, r.writes(), r.held)
 	for _, f := range found {
@@ -166,8 +166,8 @@ func (r *Repair) writes() func(Spot) bool {
 	return func(Spot) bool { return true }
 }
 
-// leaveRefused leaves the parts out of repairs that the kernel refused in their transaction. It
-// reports whether it is worth another try.
+// leaveRefused leaves out of repairs the parts that the kernel refused in their transaction. It
+// reports whether another try makes sense.
 func leaveRefused(refused *nft.RefusedError, repairs []Repair, witnesses func(b *nft.Batch) error) bool {
 	if !blames(refused) {
 		return false
@@ -196,8 +196,8 @@ func leaveRefused(refused *nft.RefusedError, repairs []Repair, witnesses func(b 
 	return any
 }
 
-// Admission returns the repair that puts held parts into a table, and the parts that are still
-// held: not those that are in force again, or that the owner has decided about since.
+// Admission returns the repair that puts quarantined parts into a table, and the parts that stay in
+// quarantine: see With.
 func Admission(now *Table, held []Held) (r Repair, still []Held) {
 	whole, fresh, still := now.With(held)
 	return Repair{Remedy: ByAdmission, Want: whole, Now: now, fresh: fresh}, still

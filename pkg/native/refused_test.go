@@ -42,7 +42,7 @@ const firewall = `table inet fw {
 	chain forward { type filter hook forward priority 0; policy accept; jump other; accept; }
 }`
 
-// refusedRule compares by an operator that there is not.
+// refusedRule returns a rule that compares by an unknown operator, which the kernel refuses.
 func refusedRule(r native.Rule) native.Rule {
 	data := nft.AppendAttr(nil, unix.NFTA_CMP_SREG, []byte{0, 0, 0, 1}, 0)
 	data = nft.AppendAttr(data, unix.NFTA_CMP_OP, []byte{0, 0, 0, 99}, 0)
@@ -51,7 +51,7 @@ func refusedRule(r native.Rule) native.Rule {
 	return before(r, nft.AppendAttr(expression, unix.NFTA_EXPR_DATA|unix.NLA_F_NESTED, data, 0))
 }
 
-// unknownRule has an expression of another kernel's in front.
+// unknownRule returns a rule with another kernel's expression in front.
 func unknownRule(r native.Rule) native.Rule {
 	return before(r, nft.AppendAttr(nil, unix.NFTA_EXPR_NAME, "fromthefuture", 1))
 }
@@ -64,25 +64,25 @@ func before(r native.Rule, expression []byte) native.Rule {
 	return native.Rule{Handle: r.Handle, Attrs: nft.AppendAttr(nil, unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, list, 0)}
 }
 
-// broken are tables of which this kernel refuses something, and what of them is left out.
+// broken has tables with a part that this kernel refuses, and the parts that are left out then.
 var broken = []struct {
 	name string
 	do   func(t *native.Table)
 	held []string
-	// refill: a flush of that chain or set, after which the same is left out.
+	// refill is a flush of that chain or set. After it, the same parts are left out.
 	refill string
 }{
 	{"nothing", func(*native.Table) {}, nil, "flush chain inet fw input; flush set inet fw banned"},
 	{"elements beyond a set's size", func(t *native.Table) {
 		s := setOf(t, "banned")
-		for i := range 15 { // 3 stand, 13 more fit
+		for i := range 15 { // 3 exist, 13 more fit
 			s.Elements = append(s.Elements, keyed(s.Elements[0], 10, 9, 9, byte(i)))
 		}
 	}, []string{"set element banned", "set element banned"}, "flush set inet fw banned"},
 	{"an interval that overlaps", func(t *native.Table) {
 		s := setOf(t, "ranges")
 		for _, e := range s.Elements {
-			if flags, _ := nft.AttrOf(e, unix.NFTA_SET_ELEM_FLAGS); flags == nil { // the beginning of one
+			if flags, _ := nft.AttrOf(e, unix.NFTA_SET_ELEM_FLAGS); flags == nil { // the beginning of an interval
 				s.Elements = append(s.Elements, keyed(e, 10, 3, 128, 0), keyed(s.Elements[len(s.Elements)-1], 10, 4, 0, 0))
 				return
 			}
@@ -126,7 +126,7 @@ func setOf(t *native.Table, name string) *native.Set {
 	return s
 }
 
-// keyed returns an element like another one, with another key.
+// keyed returns a copy of an element with another key.
 func keyed(e native.Element, key ...byte) native.Element {
 	nested, _ := nft.AttrOf(e, unix.NFTA_SET_ELEM_KEY)
 	old, _ := nft.AttrOf(nested, unix.NFTA_DATA_VALUE)
@@ -174,8 +174,9 @@ func heldText(list []native.Held) (text []string) {
 	return text
 }
 
-// TestOneRefusedPartCostsItself: whatever the kernel refuses of a table is left out, with what
-// names it and what must not stand without it; all else is back, by each remedy, and is proved.
+// TestOneRefusedPartCostsItself: the kernel refuses a part of a table. The replay must leave out
+// this part, parts that name it, and parts that must not be in force without it. All others must be
+// back, by each remedy, and be proved.
 func TestOneRefusedPartCostsItself(t *testing.T) {
 	t.Parallel()
 	nstest.Run(t, func(t *testing.T) {
@@ -219,8 +220,8 @@ func TestOneRefusedPartCostsItself(t *testing.T) {
 	})
 }
 
-// TestWhatIsHeldComesBack: each part of a table that was left out is put back into its place, in
-// the table as it stands then.
+// TestWhatIsHeldComesBack: each part of a table is left out once. Later it must be put back into
+// its place in the present table.
 func TestWhatIsHeldComesBack(t *testing.T) {
 	t.Parallel()
 	nstest.Run(t, func(t *testing.T) {
@@ -285,8 +286,8 @@ func TestWhatIsHeldComesBack(t *testing.T) {
 	})
 }
 
-// TestWhatStaysRefusedCommitsNothing: what the kernel still refuses stays held, and no process
-// hears of the try.
+// TestWhatStaysRefusedCommitsNothing: the kernel still refuses quarantined parts. They must stay in
+// quarantine, and no process may hear of the try.
 func TestWhatStaysRefusedCommitsNothing(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
@@ -319,8 +320,8 @@ func TestWhatStaysRefusedCommitsNothing(t *testing.T) {
 	})
 }
 
-// TestARefusedSetThatManyRulesName: the kernel complains of more messages than a socket's queue
-// holds; the first complaints are enough.
+// TestARefusedSetThatManyRulesName: the kernel complains of more messages than a socket's queue can
+// take. The first complaints must be enough.
 func TestARefusedSetThatManyRulesName(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
@@ -341,8 +342,8 @@ func TestARefusedSetThatManyRulesName(t *testing.T) {
 	})
 }
 
-// TestATableThatIsRefusedIsNotTornApart: where a table of that name stands, nothing of the other
-// one is written into it, and what is there is not held.
+// TestATableThatIsRefusedIsNotTornApart: the kernel refuses a table whose name exists already.
+// Nothing must be written into the existing table, and no part may be quarantined.
 func TestATableThatIsRefusedIsNotTornApart(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
@@ -362,8 +363,8 @@ func TestATableThatIsRefusedIsNotTornApart(t *testing.T) {
 	})
 }
 
-// TestHandlesSurviveARefusedRule: of an owner that remembers handles, what is left out costs no
-// other handle, and comes back by its own.
+// TestHandlesSurviveARefusedRule: a rule of an owner that remembers handles is left out. All other
+// rules must keep their handles.
 func TestHandlesSurviveARefusedRule(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
@@ -393,7 +394,8 @@ func TestHandlesSurviveARefusedRule(t *testing.T) {
 	})
 }
 
-// TestARehearsalNamesWhatIsRefused: each refused part is named, and nothing is written.
+// TestARehearsalNamesWhatIsRefused: a rehearsal must name each refused part, as a whole and in
+// pieces.
 func TestARehearsalNamesWhatIsRefused(t *testing.T) {
 	t.Parallel()
 	nstest.Run(t, func(t *testing.T) {
@@ -426,7 +428,7 @@ func TestARehearsalNamesWhatIsRefused(t *testing.T) {
 					slices.Sort(text)
 				}
 				if most == 3 && len(want) == 1 && strings.HasPrefix(want[0], "set element") {
-					continue // of a set that is cut, only the whole is too large, or overlaps
+					continue // only a whole set is too large or overlaps, not its pieces
 				}
 				if diff := cmp.Diff(want, text, cmpopts.EquateEmpty()); diff != "" {
 					t.Errorf("%s in pieces of %d (-want +got):\n%s", b.name, most, diff)

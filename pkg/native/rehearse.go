@@ -8,12 +8,12 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// An UnreplayableError is a table that this kernel does not take again as it dumps it.
+// An UnreplayableError reports a table that this kernel does not accept again as it dumps it.
 type UnreplayableError struct {
 	Table tableid.TableID
 	Why   error // the first refusal
-	// Parts are the refused parts of the table, and those that could not come back without them.
-	// There are none if the kernel refuses the table as a whole.
+	// Parts are the refused parts of the table, and the parts that could not be restored without
+	// them. It is empty if the kernel refuses the table as a whole.
 	Parts []Held
 }
 
@@ -30,13 +30,13 @@ func (e *UnreplayableError) Error() string {
 
 func (e *UnreplayableError) Unwrap() error { return e.Why }
 
-// rehearsalName is a table that never comes to be.
+// rehearsalName is the table's name in a rehearsal. The kernel never makes that table.
 const rehearsalName = "canaryd-rehearsal"
 
-// Rehearse has the kernel check a table's replay without doing it: under another name, attached
-// to nothing, and without the end of the transaction, so that the kernel gives it up. The genid
-// does not move and no process is notified. It costs as much as the replay, with the kernel's
-// commit lock held. A refusal is an *UnreplayableError.
+// Rehearse has the kernel check a table's replay without doing it. The rehearsed table has another
+// name and is attached to nothing. The transaction has no end, so the kernel gives it up. The genid
+// does not change and no process is notified. A rehearsal costs as much as the replay, with the
+// kernel's commit lock held. A refusal is an *UnreplayableError.
 func (t *Table) Rehearse() error {
 	if t.Immune() {
 		return fmt.Errorf("table %s: %w", t.ID, ErrImmune)
@@ -75,9 +75,9 @@ func (t *Table) Rehearse() error {
 	return &UnreplayableError{t.ID, first, nil}
 }
 
-// Piece returns a part of a table that can be rehearsed by itself, of about so many rules and
-// elements, and where the next one begins; 0: there is none. The first one begins at 0. It has all
-// that it names: chains without their rules, and sets without their elements.
+// Piece returns a part of a table that can be rehearsed by itself, of about most rules and
+// elements. next is the beginning of the next piece; 0: there is none. The first piece begins at 0.
+// A piece has all parts that it names: chains without their rules, and sets without their elements.
 func (t *Table) Piece(from, most int) (piece *Table, next int) {
 	size := 0
 	for i := range t.Chains {
@@ -123,7 +123,7 @@ type cutter struct {
 	taken              map[Spot]bool
 }
 
-// unit takes a part of the table, and the parts that it names, if it is of this piece.
+// unit takes a part of the table, and the parts that it names, if it belongs to this piece.
 func (p *cutter) unit(s Spot, names func() []byte) {
 	switch {
 	case p.at >= p.to && p.next == 0:
@@ -143,7 +143,7 @@ func (p *cutter) unit(s Spot, names func() []byte) {
 	p.at++
 }
 
-// piece returns the parts that were taken. A part that belongs to a rule is whole.
+// piece returns a table of the taken parts. Nameless parts are whole.
 func (p *cutter) piece() *Table {
 	t := *p.t
 	t.Chains, t.Sets = nil, nil

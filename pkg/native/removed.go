@@ -9,31 +9,33 @@ import (
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
-// So many rules or elements must be gone of a chain or set that keeps a part, and of a table, to be
-// reported: an endpoint that goes is no news.
+// MuchOfPart and MuchOfTable are the smallest losses that are reported, in rules or elements.
+// MuchOfPart is for a chain or set that keeps a part. A single removed endpoint is no news.
 const (
 	MuchOfPart  = 10
 	MuchOfTable = 20
 )
 
-// A Removed is a part of a table from which much is gone, or a chain to which nothing leads.
+// A Removed is a part of a table that has lost much, or a chain to which nothing leads any more.
 type Removed struct {
 	Kind nft.ObjectKind // Tables, Chains or Sets; Rules: the last jump to a chain that has rules
 	Name string         // of the chain or set
 	Gone int            // rules, or elements of a set
 	Left int
-	By   *Deed // took from it last; nil: not known
-	// Chains and Elements are how many went with the rules of a table.
+	By   *Deed // the last deed that took from it; nil: not known
+	// Chains and Elements count the chains and elements that a table lost together with its rules.
 	Chains, Elements int
 }
 
-// LargeRemovals returns the removals that are reported when they are learned as the owner's doing:
-// more than half of a table, or else of chains and sets; all of a chain to which packets still
-// come; all of a set, by a commit that did nothing else; and the last jump to a chain that keeps
-// its rules, where a commit only took. deeds are those since was, the oldest first. A chain that
-// goes with all that led to it, and a set that goes with all that named it, are everyday work, and
-// so is each deed that is known to be the owner's. Elements that packets add or time takes
-// count only where one commit took several and no other is left.
+// LargeRemovals returns the removals that are reported when they are learned as the owner's doing.
+// These are more than half of a table, or else of a chain or set. They are also all rules of a
+// chain that packets still reach, and all elements of a set, by a commit that did nothing else. The
+// last jump to a chain that keeps its rules is reported if a commit only took. deeds are the deeds
+// since was, the oldest first.
+//
+// It is everyday work if a chain is deleted with all jumps to it, or a set with all rules that name
+// it. So is each deed that is known to be the owner's. Elements that packets add or time removes
+// count only if one commit took several and no other is left.
 func LargeRemovals(was, now *Table, deeds []*Deed) []Removed {
 	return slices.DeleteFunc(largeRemovals(Evidence{Was: was, Now: now, Deeds: deeds}), func(r Removed) bool {
 		return r.By != nil && r.By.By == Owner
@@ -98,8 +100,7 @@ func largeRemovals(e Evidence) []Removed {
 	return list
 }
 
-// unreached returns the chains that stand with all their rules, and to which nothing leads any
-// more.
+// unreached returns the chains that keep all their rules, but to which nothing leads any more.
 func (e *Evidence) unreached(led map[string]bool) (list []Removed) {
 	now, before := e.Now.chainsByName(), map[string]bool{}
 	for name := range e.Was.jumps() {
@@ -116,11 +117,11 @@ func (e *Evidence) unreached(led map[string]bool) (list []Removed) {
 	return list
 }
 
-// much reports whether more than half is gone, and not a few only.
+// much reports whether more than half is gone, and at least MuchOfPart.
 func (r Removed) much() bool { return r.Gone >= MuchOfPart && r.Gone > r.Left }
 
-// count returns the number of elements as people count them: an interval, which has two in the
-// kernel, is one. A nil set has none.
+// count returns the number of elements as people count them. An interval is one, although the
+// kernel has two elements for it. A nil set has none.
 func (s *Set) count() int {
 	if s == nil {
 		return 0

@@ -22,10 +22,10 @@ type Repair struct {
 	fresh  map[Spot]bool // for ByAdmission: missing parts
 }
 
-// NewRepair returns the repair of a table. now is the present table, or nil; want was read that
-// long ago. The kernel changes no comment of a table (nf_tables_updtable reads its flags), so a
-// table that was made again without it, and has no rule and no element, is replaced and not
-// refilled. A set with some of its elements is its owner's newer word.
+// NewRepair returns the repair of a table. now is the present table, or nil. want was read that
+// long ago. The kernel never changes the comment of a table (nf_tables_updtable reads its flags).
+// So a table that was made again without its comment, and has no rule and no element, is replaced
+// and not refilled. A set with some of its elements is its owner's newer word.
 func NewRepair(remedy Remedy, want, now *Table, age time.Duration) Repair {
 	r := Repair{Remedy: remedy, Want: want, Now: now, Age: age}
 	if remedy == ByRefill && now.Flags == want.Flags && comment(attrOf(now.Attrs, tableUserdata)) == "" &&
@@ -38,7 +38,7 @@ func NewRepair(remedy Remedy, want, now *Table, age time.Duration) Repair {
 
 func (r Repair) write(b *nft.Batch) (left []string, err error) { return r.writeSought(b, nil) }
 
-// writeSought is write for a seeker; nil for none.
+// writeSought is write with a seeker, or nil.
 func (r Repair) writeSought(b *nft.Batch, seek *seeker) (left []string, err error) {
 	o := Options{Age: r.Age, Lacks: lacksDevice, held: r.held, single: r.single, fresh: r.fresh, seek: seek}
 	if owners.HabitsOf(r.Want.ID).KeepsHandles && r.Remedy != ByAdmission {
@@ -63,9 +63,9 @@ func (r Repair) writeSought(b *nft.Batch, seek *seeker) (left []string, err erro
 	return nil, nil
 }
 
-// writeWithHandles writes the whole table with the handles that its owner remembers. A table that
-// stands with some rule is never replaced for that: the rule may be a newer word of its owner's.
-// Then, or if the handles cannot be had, the error is ErrHandles, and nothing is written.
+// writeWithHandles writes the whole table with the handles that its owner remembers. It never
+// replaces an existing table with rules, because a rule may be its owner's newer word. In that
+// case, or if the old handles cannot be restored, the error is ErrHandles and nothing is written.
 func (r Repair) writeWithHandles(b *nft.Batch, o Options) (left []string, err error) {
 	before := b.Mark()
 	switch {
@@ -80,8 +80,8 @@ func (r Repair) writeWithHandles(b *nft.Batch, o Options) (left []string, err er
 	return left, err
 }
 
-// emptied reports whether the table that stands has nothing but what it was before, and no rule.
-// Its comment counts for nothing.
+// emptied reports whether the present table has no rule, and no part that is new or altered. An
+// altered comment does not count.
 func (r Repair) emptied() bool {
 	return !slices.ContainsFunc(r.Now.Chains, func(c Chain) bool { return len(c.Rules) > 0 }) &&
 		!slices.ContainsFunc(Diff(r.Want, r.Now), func(c Change) bool {
@@ -92,7 +92,7 @@ func (r Repair) emptied() bool {
 // fills reports whether the repair fills the present table, whose content stays.
 func (r Repair) fills() bool { return r.Remedy == ByRefill || r.Remedy == ByMerge }
 
-// merged reports whether a read after a merge shows all elements that it writes.
+// merged reports whether a read after a merge shows all elements that the merge writes.
 func (r Repair) merged(now *Table) bool {
 	before, after := r.Now.setsByName(), now.setsByName()
 	return !slices.ContainsFunc(r.Written().Sets, func(s Set) bool {
@@ -100,9 +100,9 @@ func (r Repair) merged(now *Table) bool {
 	})
 }
 
-// Repaired reports whether a table is as a repair should leave it, now as a read after it shows.
-// After a refill nothing is missing that it put back, and its owner's newer words stand. What the
-// repair left out is not missing.
+// Repaired reports whether a table is as a repair should leave it. now is a read after the repair.
+// lacking means that the repair left out devices. After a refill, all parts that it put back must
+// exist, and the owner's newer words too. Parts that the repair left out are not missing.
 func (r Repair) Repaired(now *Table, lacking bool) bool {
 	if now == nil || r.Remedy == ByMerge && !r.merged(now) {
 		return false
@@ -122,9 +122,9 @@ func (r Repair) Repaired(now *Table, lacking bool) bool {
 		was, differed := before[fmt.Sprint(c.Kind, c.Name)]
 		switch {
 		case c.Kind == nft.Chains && was.Empty && c.Empty && !led[c.Name] && !chains[c.Name].Base:
-			// A refill leaves what its owner empties before deleting it.
+			// A refill leaves a chain empty that its owner empties before deleting it.
 		case c.Empty, differed && (c.Lost > was.Lost || was.Empty && (c.Lost+c.New > 0 || !was.Altered)):
-			return false // of what was emptied only its own attributes may differ, as they did before
+			return false // an emptied part may differ only in its own attributes, as before
 		case !differed && (!lacking || c.Lost > 0 || c.Gone || c.Made):
 			return false
 		}

@@ -15,8 +15,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// partial are flushes of one part of a table of 100 services. What each one takes is put back
-// into what stands.
+// partial has flushes of parts of a table with 100 services. The lost parts are put back into the
+// present table.
 var partial = []struct{ name, script string }{
 	{"flush table", "flush table ip kube-proxy"},
 	{"flush chain of a base chain", "flush chain ip kube-proxy nat-prerouting"},
@@ -42,7 +42,7 @@ func TestWhatATableLostIsPutBack(t *testing.T) {
 	})
 }
 
-// putsBack runs a script of nft's and puts back what it took from kube-proxy's table.
+// putsBack runs a script of nft and puts back the parts that it took from kube-proxy's table.
 func putsBack(t *testing.T, conn *nft.Conn, script string) {
 	t.Helper()
 	id := tableid.IPv4.Table("kube-proxy")
@@ -63,16 +63,16 @@ func putsBack(t *testing.T, conn *nft.Conn, script string) {
 		t.Fatalf("%v, after %v", err, lost)
 	}
 	for _, c := range changes(t, conn, was) {
-		if c.Made && c.Name == "new" { // what the test added
+		if c.Made && c.Name == "new" { // added by the test
 			continue
 		}
-		// A base chain that was deleted stands behind the others.
+		// A base chain that was deleted is behind the others.
 		t.Errorf("%s: afterwards %v; it had lost %v", script, c, lost)
 	}
 }
 
-// TestARefillLeavesTheOwnersWord: next to what a flush took, elements and chains that the owner
-// took stay away.
+// TestARefillLeavesTheOwnersWord: the owner deletes elements and a chain's rules, and then a flush
+// empties another chain. The refill must put back only the flushed chain.
 func TestARefillLeavesTheOwnersWord(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
@@ -109,8 +109,8 @@ func TestARefillLeavesTheOwnersWord(t *testing.T) {
 	})
 }
 
-// TestTheCorpusIsRefilled: after "flush table" and a flush of every set, all that a table holds is
-// put back into it.
+// TestTheCorpusIsRefilled: "flush table" and a flush of every set empty the corpus. A refill must
+// put everything back.
 func TestTheCorpusIsRefilled(t *testing.T) {
 	t.Parallel()
 	nstest.Run(t, func(t *testing.T) {
@@ -160,8 +160,8 @@ func refilled(t *testing.T, conn *nft.Conn) {
 	}
 }
 
-// TestARehearsalChangesNothing: a table is checked, and the genid stays; what the kernel does not
-// take is said.
+// TestARehearsalChangesNothing: a rehearsal must not change the genid, and must report an
+// expression that the kernel refuses.
 func TestARehearsalChangesNothing(t *testing.T) {
 	text := services(t, services100)
 	nstest.Run(t, func(t *testing.T) {
@@ -177,7 +177,7 @@ func TestARehearsalChangesNothing(t *testing.T) {
 			t.Errorf("the genid moved from %d to %d, %v", was.Genid, genid, err)
 		}
 		sameRaw(t, was, capture(t, conn))
-		// An expression of another kernel's.
+		// This is an expression of another kernel.
 		other := *table
 		other.Chains = append([]native.Chain(nil), table.Chains...)
 		unknown := nft.AppendAttr(nil, unix.NFTA_EXPR_NAME, "fromthefuture", 1)
@@ -187,7 +187,7 @@ func TestARehearsalChangesNothing(t *testing.T) {
 		if err := other.Rehearse(); !errors.As(err, &refused) || !errors.Is(err, unix.ENOENT) || !strings.Contains(err.Error(), other.Chains[0].Name) {
 			t.Errorf("got %v, want that the kernel refuses the rule", err)
 		}
-		// Replayed all the same, nothing of it comes to be.
+		// A replay of that table must write nothing.
 		nstest.Command(t, "nft", "flush", "ruleset")
 		b := nft.NewBatch()
 		if _, err := other.Create(b, native.Options{}); err != nil {
@@ -203,7 +203,7 @@ func TestARehearsalChangesNothing(t *testing.T) {
 	})
 }
 
-// TestAReplayIsGuarded: a table that is back is not merged into, and a stale genid writes nothing.
+// TestAReplayIsGuarded: a replay must not write into an existing table, nor at a stale genid.
 func TestAReplayIsGuarded(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
@@ -234,8 +234,8 @@ func TestAReplayIsGuarded(t *testing.T) {
 	})
 }
 
-// TestTimeoutsGoOn: elements come back with what is left of their time, and not at all if
-// nothing is.
+// TestTimeoutsGoOn: elements must come back with the rest of their timeouts, and not at all if no
+// rest is left.
 func TestTimeoutsGoOn(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
@@ -260,7 +260,7 @@ func TestTimeoutsGoOn(t *testing.T) {
 	})
 }
 
-// TestTheWitnessIsPlanted: a flush takes it along, and its comment has the nonce.
+// TestTheWitnessIsPlanted: a witness has the nonce in its comment, and a flush deletes it.
 func TestTheWitnessIsPlanted(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
@@ -293,8 +293,8 @@ func TestTheWitnessIsPlanted(t *testing.T) {
 	})
 }
 
-// TestSetsOfIntervalsThatRunOut: a set with intervals and timeouts comes back, and an interval that
-// has run out meanwhile comes back with neither end.
+// TestSetsOfIntervalsThatRunOut: a set with intervals and timeouts must come back. An interval that
+// has expired meanwhile must come back with neither end.
 func TestSetsOfIntervalsThatRunOut(t *testing.T) {
 	sets := map[string]string{
 		"the set's timeout":        "set s { type ipv4_addr; flags interval,timeout; timeout 1h; elements = { 192.0.2.0/24, 198.51.100.7 expires 10m, 203.0.113.0-203.0.113.9 }; }",
@@ -346,8 +346,8 @@ func TestSetsOfIntervalsThatRunOut(t *testing.T) {
 	}
 }
 
-// TestATablesCommentComesBack: a table that was made again without its comment gets it back where
-// it has nothing of its owner's; else it keeps the owner's words.
+// TestATablesCommentComesBack: a table was made again without its comment. It must get the comment
+// back if its owner has written nothing into it. Else it must keep the owner's content.
 func TestATablesCommentComesBack(t *testing.T) {
 	const owned = `table ip owned { comment "rules of an owner"
 		set s { type ipv4_addr; elements = { 10.0.0.1, 10.0.0.2 } }

@@ -10,8 +10,8 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 )
 
-// TestKubeProxysTableComesBack: flushed tables of 100 and of 1,000 services are the same again, as
-// nft lists them and byte by byte.
+// TestKubeProxysTableComesBack: tables of 100 and of 1,000 services are flushed and replayed. They
+// must be the same in nft's list, and byte by byte.
 func TestKubeProxysTableComesBack(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob("../../hack/bench/heal/testdata/services-1*.nft.gz")

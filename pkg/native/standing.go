@@ -8,21 +8,21 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A Standing is a table that stands in the kernel.
+// A Standing is a table that exists in the kernel.
 type Standing struct {
 	ID tableid.TableID
 	// Immune: one process owns it, and no other can write to it.
 	Immune bool
 }
 
-// AllStanding returns the tables of all families that wanted accepts, in the order of their names.
-// A kernel without nf_tables has none. It reads none of them.
+// AllStanding returns the existing tables of all families that wanted accepts, in the order of
+// their names. It does not read their content. A kernel without nf_tables has no tables.
 func AllStanding(wanted func(tableid.TableID) bool) ([]Standing, error) {
 	conn, _, err := nft.DialIfAny()
 	if conn == nil {
 		return nil, err
 	}
-	defer func() { _ = conn.Close() }() // it was read from only
+	defer func() { _ = conn.Close() }() // it was only read from
 	var found []Standing
 	err = conn.EachTable(func(t nft.Table) error {
 		if id := t.Family.Table(t.Name); wanted(id) {

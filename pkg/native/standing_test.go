@@ -11,8 +11,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// TestAllStanding: native tables are named by family and name, and neither iptables' nor canaryd's
-// are among them.
+// TestAllStanding: native tables are listed by family and name, without the tables of iptables and
+// canaryd.
 func TestAllStanding(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")

@@ -11,22 +11,22 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A Ruleset is what a capture read: whole tables at one genid. It is a value; the bytes in it
+// A Ruleset is the result of a capture: whole tables at one genid. It is a value; the bytes in it
 // are shared and must not be changed.
 type Ruleset struct {
 	Genid  uint32
 	At     time.Time // when it was read; see LeftAt
 	Tables map[tableid.TableID]*Table
-	// uses is how often the kernel says each chain is used, until the reader has checked it.
+	// uses has the kernel's use count of each chain, until the reader has checked it.
 	uses map[tableid.TableID][]uint32
-	// known are those of the tables that were followed.
+	// known has the tables that were followed instead of read.
 	known map[tableid.TableID]knownTable
-	// Drifted has tables of which a read shows something else than the notifications of each
-	// commit had said, in order. There should be none.
+	// Drifted lists, in order, the tables whose read differs from the notifications of all commits.
+	// There should be none.
 	Drifted []tableid.TableID
 }
 
-// A knownTable is what is known of a table that was followed.
+// A knownTable has the digest of a followed table, and its LeftAt.
 type knownTable struct {
 	digest Digest
 	leftAt time.Time
@@ -37,7 +37,7 @@ func (r *Ruleset) followed(id tableid.TableID) bool {
 	return followed
 }
 
-// Digest returns the digest of one of the tables.
+// Digest returns the digest of a table.
 func (r *Ruleset) Digest(id tableid.TableID) Digest {
 	if r.followed(id) {
 		return r.known[id].digest
@@ -45,7 +45,7 @@ func (r *Ruleset) Digest(id tableid.TableID) Digest {
 	return r.Tables[id].Digest()
 }
 
-// LeftAt returns when what is left of timeouts in one of the tables was left.
+// LeftAt returns the time to which the remaining timeouts of a table refer.
 func (r *Ruleset) LeftAt(id tableid.TableID) time.Time {
 	if r.followed(id) {
 		return r.known[id].leftAt
@@ -53,20 +53,20 @@ func (r *Ruleset) LeftAt(id tableid.TableID) time.Time {
 	return r.At
 }
 
-// InOrder returns the tables in the order in which they were made, in which they should be made
-// again: chains of equal priority run in that order.
+// InOrder returns the tables in the order in which they were made. They should be made again in
+// that order, because chains of equal priority run in it.
 func (r *Ruleset) InOrder() []*Table {
 	return slices.SortedFunc(maps.Values(r.Tables), func(a, b *Table) int { return cmp.Compare(a.Handle, b.Handle) })
 }
 
-// A Table is one table with everything in it, as the kernel would take it again.
+// A Table is one table with everything in it, in a form that the kernel accepts again.
 type Table struct {
 	ID     tableid.TableID
 	Handle uint64 // a new one for each creation
 	Flags  uint32
-	Owner  uint32 // the netlink address of the socket that owns it; 0: none does
-	// Attrs are the attributes with which a message makes the table: flags and user data. So
-	// it is for everything in the table, names and handles aside.
+	Owner  uint32 // the netlink address of the socket that owns it; 0: no owner
+	// Attrs are the attributes of a message that makes the table: flags and user data. Other
+	// objects have Attrs in the same way, without names and handles.
 	Attrs      []byte
 	Chains     []Chain // in the kernel's order
 	Objects    []Object
@@ -85,7 +85,7 @@ type Chain struct {
 	Name   string
 	Handle uint64
 	Base   bool // packets enter it at a hook
-	// Bound: the chain belongs to the one rule that jumps to it, and goes with it.
+	// Bound: the chain belongs to the single rule that jumps to it, and is deleted with it.
 	Bound bool
 	Attrs []byte
 	Rules []Rule
@@ -106,17 +106,18 @@ type Set struct {
 	Handle uint64
 	Flags  uint32
 	Attrs  []byte
-	// Elements are in an order in which the kernel takes them.
+	// Elements are in an order in which the kernel accepts them.
 	Elements []Element
 }
 
-// Anonymous reports whether the set belongs to the one rule that names it, and goes with it.
+// Anonymous reports whether the set belongs to the single rule that names it, and is deleted with
+// it.
 func (s *Set) Anonymous() bool { return s.Flags&setAnonymous != 0 }
 
-// Dynamic reports whether rules add elements: they come without a notification.
+// Dynamic reports whether rules add elements. The kernel does not notify of these.
 func (s *Set) Dynamic() bool { return s.Flags&setEval != 0 }
 
-// An Element is the attributes of one element.
+// An Element has the attributes of one element.
 type Element []byte
 
 // An Object is a stateful object: a counter, quota, limit, helper and so on.
@@ -127,7 +128,7 @@ type Object struct {
 	Attrs  []byte
 }
 
-// settings returns the object's data less what it counted.
+// settings returns the object's data without counted values.
 func (o Object) settings() []byte {
 	data := attrOf(o.Attrs, unix.NFTA_OBJ_DATA)
 	switch o.Type {
@@ -139,7 +140,7 @@ func (o Object) settings() []byte {
 	return data
 }
 
-// A Flowtable is a flowtable; which flows are in it is not known.
+// A Flowtable is a flowtable. Its flows are not known.
 type Flowtable struct {
 	Name   string
 	Handle uint64
@@ -149,7 +150,7 @@ type Flowtable struct {
 // Chain returns the chain of that name, nil if there is none.
 func (t *Table) Chain(name string) *Chain { return t.chainsByName()[name] }
 
-// chainsByName and setsByName are for many questions about one table.
+// chainsByName and setsByName are for many lookups in one table.
 func (t *Table) chainsByName() map[string]*Chain {
 	all := make(map[string]*Chain, len(t.Chains))
 	for i := range t.Chains {
@@ -166,7 +167,7 @@ func (t *Table) setsByName() map[string]*Set {
 	return all
 }
 
-// Empty reports whether packets meet nothing of the table: it has no rule, no element, and no base
+// Empty reports whether the table has no effect on packets: it has no rule, no element, and no base
 // chain that drops by policy.
 func (t *Table) Empty() bool {
 	if _, rules, elements := t.Counts(); rules+elements > 0 {
@@ -181,8 +182,8 @@ func closes(chain []byte) bool {
 	return has(chain, unix.NFTA_CHAIN_POLICY) && number(chain, unix.NFTA_CHAIN_POLICY) == drop
 }
 
-// Policies returns the base chains in their order, and what each does to packets that no rule of it
-// decides about: ACCEPT or DROP, as iptables calls it.
+// Policies returns the base chains in their order, and their policies in iptables' words: ACCEPT or
+// DROP.
 func (t *Table) Policies() (chains []string, policies map[string]string) {
 	policies = map[string]string{}
 	for i := range t.Chains {

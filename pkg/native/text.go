@@ -13,8 +13,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A Line is one part of a table in words for people: the table itself, a chain, a rule, a set, an
-// element, an object or a flowtable.
+// A Line is one part of a table in words for people. The part is the table itself, a chain, a rule,
+// a set, an element, an object or a flowtable.
 type Line struct {
 	Kind nft.ObjectKind
 	Of   string // the chain of a rule, the set of an element, else the part's own name
@@ -22,9 +22,9 @@ type Line struct {
 }
 
 // Lines yields the whole table in words, in the order in which they would make it. The words are
-// nft's as far as they are known here: an expression, a type or an object without words is a
-// placeholder between brackets, and the rest of its rule is in the language of nft. What counters
-// counted and what is left of timeouts is not in it.
+// nft's, as far as this package knows them. An expression, type or object without words is a
+// placeholder between brackets, and the rest of its rule is in nft's language. Counted values and
+// the rest of timeouts are left out.
 func (t *Table) Lines() iter.Seq[Line] {
 	return func(yield func(Line) bool) {
 		for l := range t.linesOf(func(nft.ObjectKind, string) bool { return true }, nil) {
@@ -35,9 +35,9 @@ func (t *Table) Lines() iter.Seq[Line] {
 	}
 }
 
-// linesOf is Lines of some parts: chains with their rules, sets with their elements, and so on.
-// With contents it leaves out elements that packets and time change, and yields a rule's digest
-// with it: two rules may have one text, as nft's own may.
+// linesOf yields the lines of some parts: chains with their rules, sets with their elements, and so
+// on. With c it leaves out elements that packets and time change, and yields the digest of each
+// rule. Two rules may have one text, as in nft itself.
 func (t *Table) linesOf(wanted func(nft.ObjectKind, string) bool, c *contents) iter.Seq2[Line, Digest] {
 	return func(yield func(Line, Digest) bool) {
 		w := &words{family: t.ID.Family, chains: t.chainsByName(), sets: t.setsByName()}
@@ -81,7 +81,6 @@ func (t *Table) linesOf(wanted func(nft.ObjectKind, string) bool, c *contents) i
 	}
 }
 
-// sayElements says a set and its elements.
 func (w *words) sayElements(s *Set, all bool, say func(nft.ObjectKind, string, string)) {
 	say(nft.Sets, s.Name, w.set(s))
 	for _, text := range w.elements(s, typesOf(number(s.Attrs, unix.NFTA_SET_KEY_TYPE)), 0, all) {
@@ -89,8 +88,8 @@ func (w *words) sayElements(s *Set, all bool, say func(nft.ObjectKind, string, s
 	}
 }
 
-// Difference returns in words what a table has lost and got, each in the order of its table. A nil
-// table is none. Rules in another order are in neither.
+// Difference returns in words the parts that a table has lost and gained, each in the order of its
+// table. nil means no table. Rules in another order are in neither.
 func Difference(was, now *Table) (lost, got []Line) {
 	type part struct {
 		kind nft.ObjectKind
@@ -107,7 +106,7 @@ func Difference(was, now *Table) (lost, got []Line) {
 	return linesWithout(before, after), linesWithout(after, before)
 }
 
-// A keyedLine is a line, with the rule's key if it is a rule's text.
+// A keyedLine is a line, with the rule's digest if it is a rule.
 type keyedLine struct {
 	Line
 	digest Digest
@@ -123,7 +122,7 @@ func (t *Table) keyedLines(wanted func(nft.ObjectKind, string) bool) (all []keye
 	return all
 }
 
-// linesWithout returns the lines that others are not among, each as often as it is missing.
+// linesWithout returns the lines that are not among others, each as often as it is missing.
 func linesWithout(lines, others []keyedLine) (rest []Line) {
 	left := map[keyedLine]int{}
 	for _, l := range others {
@@ -137,7 +136,7 @@ func linesWithout(lines, others []keyedLine) (rest []Line) {
 	return rest
 }
 
-// objectWords says an object, less what it counted.
+// objectWords says an object without its counted values.
 func objectWords(o Object) string {
 	kind, known := objectTypes[o.Type]
 	var words string
@@ -158,21 +157,21 @@ func objectWords(o Object) string {
 }
 
 const (
-	// mostDepth is how deep what belongs to a rule is shown within it, and mostInlined how much of
-	// it in all: no message of a hostile kernel's may lead in circles. 5,000 services have 10,000.
+	// mostDepth bounds how deep the parts of a rule are shown within it, and mostInlined how many:
+	// messages of a hostile kernel may have loops. 5,000 services have 10,000 such parts.
 	mostDepth   = 8
 	mostInlined = 1 << 20
 )
 
-// words say what is in one table.
+// A words puts one table into words.
 type words struct {
 	family  tableid.Family
 	chains  map[string]*Chain
 	sets    map[string]*Set
-	inlined int // rules and elements that were shown within a rule
+	inlined int // rules and elements shown within a rule so far
 }
 
-// inlines reports whether so much more is to be shown within a rule.
+// inlines reports whether n more rules and elements may be shown within a rule.
 func (w *words) inlines(n, depth int) bool {
 	if depth >= mostDepth || w.inlined+n > mostInlined {
 		return false
@@ -181,7 +180,7 @@ func (w *words) inlines(n, depth int) bool {
 	return true
 }
 
-// name quotes a name that is more than one plain word.
+// name quotes a name, unless it is one plain word.
 func name(text string) string {
 	if text != "" && !strings.ContainsFunc(text, func(r rune) bool { return r <= ' ' || r == '"' || r == '\\' || r > '~' }) {
 		return text
@@ -243,8 +242,8 @@ func (w *words) chain(c *Chain) string {
 	return text + commentWords(attrOf(c.Attrs, chainUserdata))
 }
 
-// deviceWords says the network devices of a hook. The kernel has one in an attribute of its own,
-// too.
+// deviceWords says the network devices of a hook. The kernel also dumps a single device in an
+// attribute of its own.
 func deviceWords(hook []byte) string {
 	var devices []string
 	for a, err := range attributes(attrOf(hook, hookDevs)) {
@@ -268,7 +267,6 @@ func deviceWords(hook []byte) string {
 	return " devices = { " + strings.Join(devices, ", ") + " }"
 }
 
-// rule says a rule's expressions.
 func (w *words) rule(r Rule, depth int) string {
 	text := w.expressions(r.expressions(), depth)
 	if userdata := attrOf(r.Attrs, unix.NFTA_RULE_USERDATA); comment(userdata) == "" && len(userdata) > 0 {
@@ -295,7 +293,7 @@ func (w *words) verdict(data []byte, depth int) string {
 	return text + " { " + strings.Join(rules, "; ") + " }"
 }
 
-// verdictName is a verdict in the words of nft.
+// verdictName returns a verdict in the words of nft.
 func verdictName(code int32) string {
 	switch code {
 	case unix.NFT_CONTINUE:
@@ -316,7 +314,7 @@ func verdictName(code int32) string {
 	return fmt.Sprintf("verdict %d", code)
 }
 
-// nameOf is a number's name, or the number.
+// nameOf returns a number's name, or the number.
 func nameOf(names []string, n uint64) string {
 	if n < uint64(len(names)) {
 		return names[n]

@@ -11,15 +11,15 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A wording is how expressions of one kind are said: by which function, up to which attribute it
-// knows them all, and which attribute names the register that they fill.
+// A wording puts one kind of expression into words. say knows all attributes up to last. register
+// is the attribute that names the register that the expression fills.
 type wording struct {
 	say      func(*sentence, expression) bool
 	last     uint16
 	register uint16
 }
 
-// wordings are those of all expressions that have words, by name.
+// wordings has the known kinds of expressions, by name. A kind without say has no words.
 var wordings map[string]wording
 
 func init() {
@@ -145,7 +145,6 @@ type field struct {
 	kind         *dataType
 }
 
-// headers are the fields of protocols.
 var headers = map[string][]field{
 	"ip": {{12, 4, "saddr", typeIPv4}, {16, 4, "daddr", typeIPv4}, {9, 1, "protocol", typeProto}, {8, 1, "ttl", typeInteger}, {2, 2, "length", typeInteger}, {4, 2, "id", typeInteger},
 		{6, 2, "frag-off", typeInteger}, {10, 2, "checksum", typeInteger}},
@@ -165,7 +164,7 @@ var headers = map[string][]field{
 
 var ports = []field{{0, 2, "sport", typePort}, {2, 2, "dport", typePort}}
 
-// payload says a part of a packet, or how it is written.
+// payload says a part of a packet, or a write to it.
 func (s *sentence) payload(e expression) bool {
 	offset, size := e.number(unix.NFTA_PAYLOAD_OFFSET), e.number(unix.NFTA_PAYLOAD_LEN)
 	var protocol, raw string
@@ -214,7 +213,8 @@ func (s *sentence) payload(e expression) bool {
 	return true
 }
 
-// several returns the fields of a header that fill a part of it, if these are at least two.
+// several returns the fields of a header that together fill a part of it, if there are at least
+// two.
 func several(protocol string, offset, size uint32) (all []field) {
 	end := offset + size
 	for offset < end {
@@ -232,7 +232,7 @@ func several(protocol string, offset, size uint32) (all []field) {
 	return all
 }
 
-// fib says a question for a route.
+// fib says a lookup in the routing tables.
 func (s *sentence) fib(e expression) bool {
 	const outInterface, outName, addressType, present = 1, 2, 3, 0x20
 	var by []string
@@ -301,7 +301,7 @@ func (s *sentence) socket(e expression) bool {
 	return true
 }
 
-// header is the text of an extension of a header: an option of TCP, or whether the packet has it.
+// header says an extension of a header: the maximum segment size of TCP, and no other yet.
 func (s *sentence) header(e expression) bool {
 	const tcpOption, segmentSize = 1, 2
 	if e.number(unix.NFTA_EXTHDR_OP) != tcpOption || e.number(unix.NFTA_EXTHDR_FLAGS) != 0 || !bytes.Equal(attrOf(e.data, unix.NFTA_EXTHDR_TYPE), []byte{segmentSize}) ||
@@ -321,7 +321,7 @@ func (s *sentence) header(e expression) bool {
 	return true
 }
 
-// system says which operating system's fingerprint a packet has.
+// system says the operating system that a packet's fingerprint shows.
 func (s *sentence) system(e expression) bool {
 	const ttl, version = 2, 1
 	text := "osf"

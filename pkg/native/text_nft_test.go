@@ -10,15 +10,15 @@ import (
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
-// otherWords are the rules that are said in other words than nft's without a placeholder. Both are
-// in its language: nft asks this machine for the name of a device, and knows fields of some bits.
+// otherWords has the rules without a placeholder whose words differ from nft's. Both forms are in
+// its language: nft finds the name of a device on this machine, and knows fields of some bits.
 var otherWords = map[string]string{
 	`oif "lo" accept`:              "oif 1 accept",
 	"ip dscp set cs1 ip ttl set 9": "meta nfproto ipv4 @nh,0,16 set @nh,0,16 & 0xff23 | 0x20 @nh,64,16 set @nh,64,16 & 0x9ff | 0x900",
 }
 
-// TestRulesReadAsNftPrintsThem: each rule of the rule sets here reads as nft lists it, but for a
-// placeholder in the place of an expression that has no words.
+// TestRulesReadAsNftPrintsThem: each rule must read as nft lists it. Only an expression without
+// words may be a placeholder.
 func TestRulesReadAsNftPrintsThem(t *testing.T) {
 	t.Parallel()
 	nstest.Run(t, func(t *testing.T) {
@@ -62,8 +62,8 @@ var placeholder = regexp.MustCompile(`\[[a-z]+ 0x[0-9a-f.]+\]`)
 
 var blanks = regexp.MustCompile(`\s+`)
 
-// listedRules returns the rules of a list of nft's, table by table and chain by chain, each on one
-// line, with those of the chains that belong to it.
+// listedRules returns the rules of a list of nft, table by table and chain by chain. Each rule is
+// on one line, with the rules of chains that belong to it.
 func listedRules(list string) (rules []string) {
 	inChain, rule, depth := false, "", 0
 	for line := range strings.Lines(list) {

@@ -19,14 +19,14 @@ type term struct {
 	text string
 	kind *dataType
 	size int // in bytes
-	// value is of an immediate: the expression that reads it knows its type.
+	// value is the value of an immediate. The expression that reads it knows its type.
 	value []byte
-	// mask is behind an & whose text is not in text yet; xor is not zero if it is not only that.
+	// mask and xor are the operation (value & mask) ^ xor, if it is not in text yet.
 	mask, xor []byte
-	swapped   bool // the value is in the other byte order than kind says
+	swapped   bool // the value is in the opposite of kind's byte order
 	shifted   bool
-	implies   layer   // a header of that layer implies a comparison of it
-	fields    []field // that a load of several has, one behind the other
+	implies   layer   // a header of that layer implies a comparison with this term
+	fields    []field // the adjacent fields, if a load has several
 	// parts are the types of a map's data with several fields.
 	parts []*dataType
 }
@@ -48,7 +48,7 @@ type sentence struct {
 	depth     int
 	said      []string
 	registers map[int]term // by the place of the first byte
-	network   string       // which protocol it is, once a comparison says so
+	network   string       // the protocol, once a comparison names it
 	transport string
 	implied   []implied // the last comparisons, which the next header may imply
 	rest      []expression
@@ -59,7 +59,7 @@ type implied struct {
 	text  string
 }
 
-// An expression is one of a rule's, with its attributes.
+// An expression is one expression of a rule, with its attributes.
 type expression struct {
 	name string
 	data []byte
@@ -71,7 +71,6 @@ func (e expression) value(kind uint16) []byte {
 	return nft.AttrPath(e.data, kind, unix.NFTA_DATA_VALUE)
 }
 
-// expressions says a list of expressions.
 func (w *words) expressions(list []byte, depth int) string {
 	s := &sentence{w: w, depth: depth, registers: map[int]term{}}
 	switch w.family {
@@ -100,7 +99,7 @@ func (w *words) expressions(list []byte, depth int) string {
 	return strings.Join(s.said, " ")
 }
 
-// expression says one; false if it has no words for it.
+// expression says one expression; false if it has no words.
 func (s *sentence) expression(e expression) bool {
 	known := wordings[e.name]
 	if known.say == nil {
@@ -108,20 +107,20 @@ func (s *sentence) expression(e expression) bool {
 	}
 	for a, err := range attributes(e.data) {
 		if err != nil || a.kind > known.last {
-			return false // it has more to say than is known here
+			return false // it has an attribute without words
 		}
 	}
 	return known.say(s, e)
 }
 
-// placeholder is the text of an expression without words, and of its result in a register.
+// placeholder says an expression without words, or its result in a register.
 func (s *sentence) placeholder(e expression) {
 	text := "[" + name(e.name)
 	data := e.data
 	if less := withoutState(e.name, data); less != nil {
 		data = less
 	}
-	if digits := hex.EncodeToString(data); len(digits) > 48 { // so that two of them differ
+	if digits := hex.EncodeToString(data); len(digits) > 48 { // with a sum, so that two texts differ
 		sum := sha256.Sum256(data)
 		text += " 0x" + digits[:24] + ".." + hex.EncodeToString(sum[:4])
 	} else if digits != "" {
@@ -133,7 +132,7 @@ func (s *sentence) placeholder(e expression) {
 		return
 	}
 	if _, known := wordings[e.name]; !known {
-		clear(s.registers) // it may have filled any
+		clear(s.registers) // it may have filled any register
 	}
 	s.say(text)
 }
@@ -176,7 +175,7 @@ func (s *sentence) at(register uint32) term {
 	return term{text: fmt.Sprintf("[register %d]", register)}
 }
 
-// masked is a term's text, with its mask.
+// masked returns a term's text, with its mask.
 func (t term) masked() string {
 	if t.mask == nil {
 		return t.text
@@ -217,7 +216,7 @@ func (t term) sayValue(value []byte) string {
 	return t.kind.say(value)
 }
 
-// sayRange says the values from one to another that the term is compared with.
+// sayRange says a range of values that the term is compared with.
 func (t term) sayRange(from, to []byte) string {
 	if t.swapped {
 		from, to = slices.Clone(from), slices.Clone(to)
@@ -227,7 +226,7 @@ func (t term) sayRange(from, to []byte) string {
 	return t.kind.sayRange(from, to)
 }
 
-// key returns the terms of so many bytes from a register on, as a lookup reads them.
+// key returns the terms of size bytes from a register on, as a lookup reads them.
 func (s *sentence) key(register uint32, size int) (text string, kinds []*dataType) {
 	at, end := place(register), place(register)+size
 	var texts []string
@@ -242,7 +241,7 @@ func (s *sentence) key(register uint32, size int) (text string, kinds []*dataTyp
 	return strings.Join(texts, " . "), kinds
 }
 
-// said is a term that is read as a value of a type.
+// said returns the text of a term that is read as a value of a type.
 func (t term) said(as *dataType) string {
 	if t.value != nil {
 		return as.say(t.value)
@@ -252,7 +251,6 @@ func (t term) said(as *dataType) string {
 
 var operators = []string{"==", "!=", "<", "<=", ">", ">="}
 
-// compare says a comparison.
 func (s *sentence) compare(e expression) bool {
 	t, value, op := s.at(e.number(unix.NFTA_CMP_SREG)), e.value(unix.NFTA_CMP_DATA), e.number(unix.NFTA_CMP_OP)
 	if value == nil || op >= uint32(len(operators)) {
@@ -307,7 +305,7 @@ func (s *sentence) compare(e expression) bool {
 	return true
 }
 
-// leading returns how many bits a mask has, if they are its first ones; else 0.
+// leading returns the number of a mask's bits, if they are its first bits; else 0.
 func leading(mask []byte) int {
 	if length, is := prefixOf(make([]byte, len(mask)), complement(mask)); is {
 		return length
@@ -323,7 +321,7 @@ func complement(mask []byte) []byte {
 	return all
 }
 
-// know notes which protocol a comparison names.
+// know notes the protocol that a comparison names.
 func (s *sentence) know(t term, value []byte) {
 	switch {
 	case t.kind == typeNFProto:
@@ -335,7 +333,7 @@ func (s *sentence) know(t term, value []byte) {
 	}
 }
 
-// lookUp is the text of a lookup: a key is in a set, or the value that a map has for it.
+// lookUp says a lookup: whether a key is in a set, or the value that a map has for it.
 func (s *sentence) lookUp(e expression) bool {
 	set := s.w.sets[nft.String(attrOf(e.data, unix.NFTA_LOOKUP_SET))]
 	size := 0
@@ -368,7 +366,7 @@ func (s *sentence) lookUp(e expression) bool {
 	return true
 }
 
-// bitwise is the text of an operation on the bits of a register.
+// bitwise says an operation on the bits of a register.
 func (s *sentence) bitwise(e expression) bool {
 	const byMask, left, right = 0, 1, 2
 	t := s.at(e.number(unix.NFTA_BITWISE_SREG))
@@ -405,7 +403,7 @@ func (s *sentence) swap(e expression) bool {
 	return true
 }
 
-// between says that a value is in a range, or is not.
+// between says whether a value is in a range.
 func (s *sentence) between(e expression) bool {
 	t, from, to := s.at(e.number(unix.NFTA_RANGE_SREG)), e.value(unix.NFTA_RANGE_FROM_DATA), e.value(unix.NFTA_RANGE_TO_DATA)
 	if t.mask != nil || len(from) != len(to) || bytes.Equal(from, to) {
@@ -418,7 +416,7 @@ func (s *sentence) between(e expression) bool {
 	return operator != ""
 }
 
-// immediate says a verdict, or keeps a value.
+// immediate says a verdict, or stores a value.
 func (s *sentence) immediate(e expression) bool {
 	data := attrOf(e.data, immediateData)
 	if value := nft.AttrPath(data, unix.NFTA_DATA_VALUE); value != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
-// setFlags are the words of a set's flags, by bit; nft says the others in other ways.
+// setFlags has the words of a set's flags, by bit. nft says the other flags in other ways.
 var setFlags = []string{"", "constant", "interval", "", "timeout", "dynamic"}
 
 // set says how a set or map is declared, on one line.
@@ -57,16 +57,16 @@ func (w *words) set(s *Set) string {
 	return word + " " + name(s.Name) + " { " + strings.Join(parts, "; ") + "; }"
 }
 
-// A span is an element that people see: of an interval, the kernel has its begin and its end as two
+// A span is an element as people see it. The kernel has an interval's beginning and end as two
 // elements.
 type span struct {
 	element Element
 	from    []byte
-	to      []byte // the last one; nil: from alone
+	to      []byte // the last value; nil: only from
 }
 
-// spans returns the elements of a set; without all, less those that packets and time change. Those
-// of intervals and of an anonymous set are in the order of their keys.
+// spans returns the elements of a set; without all, it leaves out elements that packets and time
+// change. Intervals and the elements of an anonymous set are in the order of their keys.
 func spans(s *Set, all bool) (list []span) {
 	flags := number(s.Attrs, unix.NFTA_SET_FLAGS)
 	for _, e := range s.Elements {
@@ -107,7 +107,7 @@ func spans(s *Set, all bool) (list []span) {
 	return slices.DeleteFunc(joined, passes)
 }
 
-// before returns the value right before one.
+// before returns the preceding value.
 func before(value []byte) []byte {
 	all := slices.Clone(value)
 	for i := len(all) - 1; i >= 0; i-- {
@@ -119,10 +119,10 @@ func before(value []byte) []byte {
 	return all
 }
 
-// elements says the elements of a set, with keys of such types.
+// elements says the elements of a set, with keys of these types.
 func (w *words) elements(s *Set, kinds []*dataType, depth int, all bool) (texts []string) {
 	list := spans(s, all)
-	if s.Flags&setInterval != 0 { // its numbers are in the order of the network
+	if s.Flags&setInterval != 0 { // the numbers of intervals are in network byte order
 		kinds = slices.Clone(kinds)
 		for i, d := range kinds {
 			if d != nil && d.host {
@@ -140,7 +140,7 @@ func (w *words) elements(s *Set, kinds []*dataType, depth int, all bool) (texts 
 	return texts
 }
 
-// element is the text of an element: its key, and a map's value for it.
+// element says an element: its key, and a map's value for it.
 func (w *words) element(s *Set, p span, kinds []*dataType, depth int) string {
 	e := p.element
 	text := "*"
@@ -171,7 +171,7 @@ func (w *words) element(s *Set, p span, kinds []*dataType, depth int) string {
 	return text
 }
 
-// data is the text of a map's value. A map of ranges has two for each key.
+// data says a map's value. A map of ranges has two values for each key.
 func (w *words) data(s *Set, value []byte) string {
 	kinds := typesOf(number(s.Attrs, unix.NFTA_SET_DATA_TYPE))
 	if len(kinds) == 1 && kinds[0].size != 0 && len(value) == 2*((kinds[0].size+3)&^3) {
@@ -180,7 +180,7 @@ func (w *words) data(s *Set, value []byte) string {
 	return typed(value, nil, kinds)
 }
 
-// setOfRule is the text of a set: its name or, if it belongs to the rule, its elements.
+// setOfRule says a set: its name or, if it belongs to the rule, its elements.
 func (w *words) setOfRule(called string, kinds []*dataType, depth int) string {
 	s := w.sets[called]
 	if s == nil || !s.Anonymous() || !w.inlines(1+len(s.Elements), depth) {
@@ -192,7 +192,7 @@ func (w *words) setOfRule(called string, kinds []*dataType, depth int) string {
 	return "{ " + strings.Join(w.elements(s, kinds, depth+1, true), ", ") + " }"
 }
 
-// numberOf reads a number of any length that the kernel has.
+// numberOf reads a number of any length that the kernel uses.
 func numberOf(value []byte) (n uint64, ok bool) {
 	switch len(value) {
 	case 1, 2, 4, 8:

@@ -13,7 +13,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// sayIf says a text, and returns false for none.
+// sayIf says a text, and returns false if it is empty.
 func (s *sentence) sayIf(text string) bool {
 	if text != "" {
 		s.say(text)
@@ -21,7 +21,7 @@ func (s *sentence) sayIf(text string) bool {
 	return text != ""
 }
 
-// nat is the text of a translation, to addresses and ports or to a map's value.
+// nat says a translation, to addresses and ports or to a map's value.
 func (s *sentence) nat(e expression) bool {
 	const (
 		source = 0
@@ -133,10 +133,10 @@ func (s *sentence) tproxy(e expression) bool {
 	return true
 }
 
-// units are those of rates, by seconds.
+// units has the units of rates, by their seconds.
 var units = map[uint64]string{1: "second", 60: "minute", 3600: "hour", 86400: "day", 604800: "week"}
 
-// limitWords says a rate, the content of an expression or an object.
+// limitWords says a rate, from the data of an expression or an object.
 func limitWords(data []byte) string {
 	const bytes, over, usual = 1, 1, 5
 	rate, err := nft.AttrUint64(attrOf(data, unix.NFTA_LIMIT_RATE))
@@ -163,7 +163,7 @@ func limitWords(data []byte) string {
 	return text
 }
 
-// quotaWords is the text of a quota without the bytes that were used.
+// quotaWords says a quota without the used bytes.
 func quotaWords(data []byte) string {
 	const over, depleted = 1, 2
 	size, err := nft.AttrUint64(attrOf(data, unix.NFTA_QUOTA_BYTES))
@@ -251,7 +251,7 @@ func (s *sentence) log(e expression) bool {
 	return true
 }
 
-// The reasons of a refusal, by protocol and code.
+// These are the reasons of a reject, by protocol and code.
 var (
 	icmpCodes  = map[uint64]string{0: "net-unreachable", 1: "host-unreachable", 2: "prot-unreachable", 3: "port-unreachable", 9: "net-prohibited", 10: "host-prohibited", 13: "admin-prohibited"}
 	icmp6Codes = map[uint64]string{0: "no-route", 1: "admin-prohibited", 3: "addr-unreachable", 4: "port-unreachable", 5: "policy-fail", 6: "reject-route"}
@@ -288,7 +288,7 @@ func (s *sentence) reject(e expression) bool {
 	return true
 }
 
-// update is the text of a rule's change of an element of a set.
+// update says a rule's change of an element of a set.
 func (s *sentence) update(e expression) bool {
 	called := nft.String(attrOf(e.data, unix.NFTA_DYNSET_SET_NAME))
 	set := s.w.sets[called]
@@ -314,8 +314,8 @@ func (s *sentence) update(e expression) bool {
 	return true
 }
 
-// objectTypes are the types of stateful objects, by number: how a declaration and how a rule names
-// them.
+// objectTypes has the types of stateful objects, by number: the words of a declaration, and the
+// words of a rule.
 var objectTypes = map[uint32][2]string{1: {"counter", "counter name"}, 2: {"quota", "quota name"}, 3: {"ct helper", "ct helper set"}, 4: {"limit", "limit name"}, 7: {"ct timeout", "ct timeout set"},
 	8: {"secmark", "meta secmark set"}, 9: {"ct expectation", "ct expectation set"}, 10: {"synproxy", "synproxy name"}}
 

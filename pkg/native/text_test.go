@@ -24,7 +24,7 @@ func textOf(lines []native.Line) string {
 	return text.String()
 }
 
-// TestLines: what each part of a table is in words.
+// TestLines: the words for each part of a table must be those of a golden file.
 func TestLines(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft", "ip")
@@ -55,7 +55,7 @@ table ip off { flags dormant; }
 	})
 }
 
-// TestHookNames: a hook's number means another one in each family. Not each kernel has egress.
+// TestHookNames: a hook's number has another meaning in each family. Not each kernel has egress.
 func TestHookNames(t *testing.T) {
 	got := map[string]string{}
 	for _, family := range []tableid.Family{tableid.IPv4, tableid.Inet, tableid.Bridge, tableid.ARP, tableid.Netdev} {
@@ -78,8 +78,8 @@ func TestHookNames(t *testing.T) {
 	}
 }
 
-// TestDevices: the kernel names the devices of a hook in a list, and one alone by itself too. What
-// nft 1.0 cannot make, prefixes, is here as well.
+// TestDevices: the kernel names the devices of a hook in a list, and a single device in an
+// attribute of its own too. The test also has prefixes, which nft 1.0 cannot make.
 func TestDevices(t *testing.T) {
 	const list, one, exact, prefix = 4, unix.NFTA_HOOK_DEV, 1, 2
 	attr := func(kind uint16, text string) []byte { return nft.AppendAttr(nil, kind, text, 1) }
@@ -106,8 +106,8 @@ func TestDevices(t *testing.T) {
 	}
 }
 
-// TestLinesOfEveryStatement: every part of the corpus is said, as text of one line; a table that
-// was made again says the same.
+// TestLinesOfEveryStatement: every part of the corpus must have a text of one line. A table that
+// was made again must have the same text.
 func TestLinesOfEveryStatement(t *testing.T) {
 	t.Parallel()
 	nstest.Run(t, func(t *testing.T) {
@@ -133,7 +133,7 @@ func TestLinesOfEveryStatement(t *testing.T) {
 					t.Errorf("%s: %q", id, l.Text)
 				}
 			}
-			for _, c := range table.Chains { // those that belong to a rule are said with it
+			for _, c := range table.Chains { // a chain that belongs to a rule is said with it
 				if c.Bound {
 					rules -= len(c.Rules)
 				}
@@ -148,7 +148,7 @@ func TestLinesOfEveryStatement(t *testing.T) {
 	})
 }
 
-// TestDifference: what was changed is said, and nothing else.
+// TestDifference: the words must have each change, and nothing else.
 func TestDifference(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
@@ -183,8 +183,8 @@ add chain ip t more
 	})
 }
 
-// TestDifferenceOfOneText: two rules whose text nft prints alike differ nevertheless, and an
-// interval of a set with timeouts ends where it did.
+// TestDifferenceOfOneText: nft prints two different rules alike. They must differ anyway. An
+// interval of a set with timeouts must keep its end.
 func TestDifferenceOfOneText(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")

@@ -15,7 +15,7 @@ import (
 type dataType struct {
 	name  string
 	size  int  // in bytes; 0: any
-	host  bool // a number in the host's byte order; else in that of the network
+	host  bool // a number in the host's byte order; else in network byte order
 	names map[uint64]string
 	flags []string // the names of bits, from the lowest on
 	style typeStyle
@@ -47,7 +47,7 @@ func (d *dataType) number(value []byte) uint64 {
 
 var hostIsLittle = binary.NativeEndian.Uint16([]byte{1, 0}) == 1
 
-// say says a value as nft does; in hexadecimal digits if it is not one of the type.
+// say says a value as nft does; in hexadecimal digits if it does not fit the type.
 func (d *dataType) say(value []byte) string {
 	if d == nil || len(value) == 0 || d.size != 0 && len(value) != d.size || len(value) > 8 && d.size == 0 {
 		return hexOf(value)
@@ -95,7 +95,7 @@ func (d *dataType) flagWords(n uint64) string {
 	return strings.Join(all, ",")
 }
 
-// sayPrefix is the text of a value with so many significant bits.
+// sayPrefix says a value with length significant bits.
 func (d *dataType) sayPrefix(value []byte, length int) string {
 	if d != nil && d.style == interfaceName {
 		return strconv.Quote(string(value[:length/8]) + "*")
@@ -116,7 +116,8 @@ func (d *dataType) sayRange(from, to []byte) string {
 	return d.say(from) + "-" + d.say(to)
 }
 
-// prefixOf returns how many bits two values share, if the rest is zero in one and one in the other.
+// prefixOf returns the number of leading bits that two values share. is: the other bits are all
+// zero in from, and all one in to.
 func prefixOf(from, to []byte) (length int, is bool) {
 	length = 8 * len(from)
 	for i := range from {
@@ -185,14 +186,14 @@ var (
 	typeHardware  = &dataType{name: "iface_type", size: 2, host: true, names: map[uint64]string{1: "ether", 772: "loopback"}}
 )
 
-// dataTypes are those of nft's types (enum datatypes) that sets have, by number.
+// dataTypes has the types of nft (enum datatypes) that sets use, by number.
 var dataTypes = map[uint32]*dataType{
 	2: typeNFProto, 7: typeIPv4, 8: typeIPv6, 9: typeEther, 10: typeEthertype, 11: typeArpOp, 12: typeProto, 13: typePort, 14: typeICMP, 15: typeTCPFlags,
 	19: typeMark, 26: typeCTState, 27: typeDirection, 28: typeCTStatus, 29: typeICMP6, 31: typePkttype, 38: typeFib, 41: typeIfname,
 }
 
-// typesOf returns the types of a value's fields. nft keeps them with the set: several fields have
-// six bits each. It returns nil if one of them is not known.
+// typesOf returns the types of a value's fields. nft stores them with the set, in six bits for each
+// field. It returns nil if a type is not known.
 func typesOf(kind uint32) (all []*dataType) {
 	for ; kind != 0; kind >>= 6 {
 		d := dataTypes[kind&0x3f]
@@ -205,7 +206,7 @@ func typesOf(kind uint32) (all []*dataType) {
 	return all
 }
 
-// typeNames names types as a set's declaration does; "" if one is not known.
+// typeNames names types as a set's declaration does; "" if a type is not known.
 func typeNames(kinds []*dataType) string {
 	var all []string
 	for _, d := range kinds {
@@ -214,7 +215,7 @@ func typeNames(kinds []*dataType) string {
 	return strings.Join(all, " . ")
 }
 
-// typed says a value, or the range to a second one of the same length. Each field but the last
+// typed says a value, or the range to a second value of the same length. Each field but the last
 // takes whole words of four bytes.
 func typed(from, to []byte, kinds []*dataType) string {
 	var fields []string

@@ -10,18 +10,18 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A Flow is how the first packet of a flow was addressed.
+// A Flow has the protocol and the addresses of a flow's first packet.
 type Flow struct {
 	Protocol            uint8 // its number in IP
 	Source, Destination netip.AddrPort
 }
 
-// Translations says which flows the chains of type nat in some tables send to another destination.
+// Translations reports which flows the nat chains of some tables send to another destination.
 //
-// It knows less than the kernel, but what it reports is certain. Each question takes the first
-// packet of a flow through the rules. What cannot be answered from addresses, ports and marks that
-// these rules set, such as an interface or a set that rules fill, may match or not, and both ways
-// are followed. It is not safe for concurrent use.
+// It knows less than the kernel, but each report is certain. It takes the first packet of a flow
+// through the rules, with its addresses, its ports, and the marks that these rules set. Other
+// conditions, such as an interface or a set that rules fill, may match or not. Then it follows both
+// ways. It is not safe for concurrent use.
 type Translations struct {
 	family tableid.Family
 	local  func(netip.Addr) bool
@@ -34,11 +34,11 @@ type natEntry struct {
 	chain *Chain
 }
 
-// A natTable is a table with what is asked for by name.
+// A natTable is a table with its chains and sets by name.
 type natTable struct {
 	chains map[string]*Chain
 	sets   map[string]*Set
-	index  map[string]*setIndex // of the sets that a flow came to
+	index  map[string]*setIndex // of the sets that a flow has reached
 }
 
 // The hooks at which destinations and sources are translated (enum nf_inet_hooks).
@@ -48,8 +48,8 @@ const (
 	hookPostrouting = 4
 )
 
-// TranslationsOf returns what tables do to flows of IPv4 or of IPv6 on a node; local says of an
-// address whether it is one of the node's own. Tables that are dormant or of other families do
+// TranslationsOf returns the translations of IPv4 or IPv6 flows by tables on a node. local reports
+// whether an address is one of the node's own. Tables that are dormant or of other families do
 // nothing.
 func TranslationsOf(tables []*Table, f tableid.Family, local func(netip.Addr) bool) *Translations {
 	t := &Translations{family: f, local: local, hooks: map[uint32][]natEntry{}}
@@ -74,8 +74,7 @@ func (t *Translations) Empty() bool {
 	return len(t.hooks[hookPrerouting])+len(t.hooks[hookOutput]) == 0
 }
 
-// Translates reports whether the tables certainly send the flow to another destination than it
-// asked for.
+// Translates reports whether the tables certainly send the flow to another destination.
 func (t *Translations) Translates(flow Flow) bool {
 	hook := uint32(hookPrerouting)
 	if t.local(flow.Source.Addr()) {
@@ -88,9 +87,8 @@ func (t *Translations) Translates(flow Flow) bool {
 	})
 }
 
-// Masquerades reports whether the tables, which have sent a flow to backend, certainly give it
-// another source as well. Of the node's own flows that is not certain: the address that they would
-// get may be the one that they have.
+// Masquerades reports whether the tables, which have sent a flow to backend, certainly change its
+// source too. For the node's own flows that is never certain: the new address may be the old one.
 func (t *Translations) Masquerades(flow Flow, backend netip.AddrPort) bool {
 	if t.local(flow.Source.Addr()) {
 		return false
@@ -124,11 +122,11 @@ type natWalk struct {
 	t       *Translations
 	table   *natTable
 	flow    Flow
-	passed  int  // rules and elements that it came to
+	passed  int  // rules and elements that it reached
 	dnats   int  // ways that end in another destination
-	escapes bool // a way may end without one
+	escapes bool // a way may end without another destination
 	mark    packetMark
-	// backend is where the packet went, if that is known, and there the marks of all ways to it.
+	// backend is the packet's destination, if it is known. there has the marks of all ways to it.
 	backend netip.Addr
 	there   markWays
 	blind   bool // some ways were not followed
@@ -136,7 +134,7 @@ type natWalk struct {
 	sources int  // ways that end in another source
 }
 
-// through takes the flow through a chain, and reports whether it may come to the chain's end.
+// through takes the flow through a chain, and reports whether it may reach the chain's end.
 func (w *natWalk) through(c *Chain, depth int) (falls bool) {
 	if c == nil || depth > mostJumps {
 		w.escapes = true
@@ -162,13 +160,14 @@ func (w *natWalk) through(c *Chain, depth int) (falls bool) {
 	return true
 }
 
-// A natStep says where a flow may go on behind a rule.
+// A natStep says where a flow may continue after a rule.
 type natStep struct {
 	next  bool // with the next rule
 	falls bool // behind the chain
 }
 
-// follow takes the flow where a verdict leads: not to the next rule, unless the verdict says so.
+// follow takes the flow to the target of a verdict. The next rule follows only if the verdict says
+// so.
 func (w *natWalk) follow(v natVerdict, depth int) natStep {
 	switch v.code {
 	case unix.NFT_CONTINUE:
@@ -184,7 +183,7 @@ func (w *natWalk) follow(v natVerdict, depth int) natStep {
 	return natStep{}
 }
 
-// elsewhere notes a way that ends in a DNAT to what the registers hold.
+// elsewhere notes a way that ends in a DNAT to the address in the registers.
 func (w *natWalk) elsewhere(regs *registers, data []byte) {
 	if w.leaves {
 		w.otherSource()
@@ -201,7 +200,7 @@ func (w *natWalk) elsewhere(regs *registers, data []byte) {
 		to, ok := netip.AddrFromSlice(address)
 		stays = stays || !ok || to == w.flow.Destination.Addr()
 	}
-	w.escapes = w.escapes || stays // a source is translated, or perhaps to where it goes anyway
+	w.escapes = w.escapes || stays // it translates a source, or perhaps to the same destination
 	if w.backend.IsValid() && (len(addresses) == 0 || slices.ContainsFunc(addresses, func(a []byte) bool { return slices.Equal(a, w.backend.AsSlice()) })) {
 		w.there.add(w.mark)
 	}

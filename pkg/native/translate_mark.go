@@ -1,9 +1,9 @@
 package native
 
-// A packetMark is what is known of a packet's mark, in the bytes of a register.
+// A packetMark has the known bits of a packet's mark, in the bytes of a register.
 type packetMark struct{ value, known [4]byte }
 
-// or returns what is known of a mark that is one of two.
+// or returns the known bits of a mark that is one of two.
 func (m packetMark) or(o packetMark) packetMark {
 	for i := range m.known {
 		m.known[i] &= o.known[i] &^ (m.value[i] ^ o.value[i])
@@ -35,5 +35,5 @@ func (w *markWays) add(m packetMark) {
 // otherSource notes a way that ends in another source.
 func (w *natWalk) otherSource() {
 	w.sources++
-	w.escapes = w.escapes || !w.leaves // before that, a source is no destination
+	w.escapes = w.escapes || !w.leaves // before that, a new source is no destination
 }

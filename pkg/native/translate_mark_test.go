@@ -12,7 +12,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// TestMasquerades: what a table makes of the source of a flow that it has sent to a backend.
+// TestMasquerades: a table has sent a flow to a backend. Masquerades must say whether it certainly
+// changes the flow's source, too.
 func TestMasquerades(t *testing.T) {
 	const (
 		mark   = "meta mark set meta mark | 0x4000; "
@@ -68,7 +69,7 @@ func TestMasquerades(t *testing.T) {
 	})
 }
 
-// TestMasqueradesServices: kube-proxy masquerades flows to services that come from outside of the
+// TestMasqueradesServices: kube-proxy's table must masquerade flows to services from outside of the
 // pods' network, and no others.
 func TestMasqueradesServices(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {

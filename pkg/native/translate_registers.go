@@ -2,22 +2,22 @@ package native
 
 import "slices"
 
-// registers are those of nf_tables while a rule is evaluated, with what is known of them.
+// registers are the registers of nf_tables while a rule is evaluated, as far as they are known.
 type registers struct {
 	bytes [registersEnd]byte
 	known [registersEnd]byte // the bits of each byte that are known
-	// among is how many values, from 0 on, the word at that place may have; 0: it is not of that
-	// kind. It is numgen's answer.
+	// among is the number of values, from 0 on, that numgen may have stored in the word at that
+	// place. 0: numgen has not stored it.
 	among map[int]uint32
-	// oneOf are values of which the one at that place is one.
+	// oneOf has the possible values of the register at that place.
 	oneOf map[int][][]byte
 }
 
 // registersEnd is the size of struct nft_regs: the verdict's 16 bytes and 64 of data.
 const registersEnd = 80
 
-// place returns where a register begins: those of 16 bytes are 1 to 4, and those of 4 bytes 8 to 23
-// (nft_parse_register, Linux 6.18). It is -1 for others.
+// place returns the beginning of a register. Registers 1 to 4 have 16 bytes, and 8 to 23 have 4
+// (nft_parse_register, Linux 6.18). For others it returns -1.
 func place(register uint32) int {
 	switch {
 	case register >= 1 && register <= 4:
@@ -45,7 +45,7 @@ func (r *registers) store(register uint32, value []byte) {
 	}
 }
 
-// storeBits is store for a value of 16 bytes at most of which only some bits are known.
+// storeBits is store for at most 16 bytes, with some bits not known.
 func (r *registers) storeBits(register uint32, value, known []byte) {
 	r.forget(register)
 	if at := place(register); at >= 0 && len(value) <= 16 && at+len(value) <= registersEnd {
@@ -54,7 +54,7 @@ func (r *registers) storeBits(register uint32, value, known []byte) {
 	}
 }
 
-// bits returns a value and which bits of it are known; nil if the registers do not have so much.
+// bits returns a value and its known bits; nil if the registers do not have that many bytes.
 func (r *registers) bits(register uint32, length int) (value, known []byte) {
 	at := place(register)
 	if at < 0 || length <= 0 || at+length > registersEnd {
@@ -75,7 +75,7 @@ func (r *registers) forget(register uint32) {
 	clear(r.known[at:min(at+16, registersEnd)])
 }
 
-// choose notes that a word holds one of so many numbers, from 0 on.
+// choose notes that a word has one of the numbers from 0 to among - 1.
 func (r *registers) choose(register, among uint32) {
 	r.forget(register)
 	if at := place(register); at >= 0 && among > 0 {
@@ -93,7 +93,7 @@ func (r *registers) load(register uint32, length int) ([]byte, bool) {
 	return value, value != nil && !partly
 }
 
-// choices returns of how many numbers a word may hold one; 0 if that is not known.
+// choices returns the among that choose has noted for a word; 0 if it has noted none.
 func (r *registers) choices(register uint32) uint32 { return r.among[place(register)] }
 
 // chooseValue notes that a value is one of several.

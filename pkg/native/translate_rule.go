@@ -11,13 +11,13 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// An answer says whether a rule goes on behind one of its expressions.
+// An answer says whether a rule continues after one of its expressions.
 type answer uint8
 
 const (
 	no    answer = iota // the rule does not match
 	maybe               // it may match or not
-	yes                 // it goes on
+	yes                 // it continues
 )
 
 // Numbers of linux/netfilter/nf_tables.h that golang.org/x/sys does not name.
@@ -34,7 +34,7 @@ const (
 	routeLocal        = 2 // RTN_LOCAL
 )
 
-// A natVerdict is a verdict, with the chain where it leads to one.
+// A natVerdict is a verdict, with its target chain if it has one.
 type natVerdict struct {
 	code  int32
 	chain string
@@ -45,11 +45,10 @@ func verdictIn(data []byte) natVerdict {
 	return natVerdict{int32(number(nft.AttrPath(data, unix.NFTA_DATA_VERDICT), unix.NFTA_VERDICT_CODE)), jumpOf(data)}
 }
 
-// rule takes the flow through one rule.
 func (w *natWalk) rule(r Rule, depth int) natStep {
 	regs, sure, before := &registers{}, true, w.mark
 	defer func() {
-		if !sure { // it may not have come so far
+		if !sure { // the flow may not have reached this place
 			w.mark = w.mark.or(before)
 		}
 	}()
@@ -74,7 +73,7 @@ func (w *natWalk) rule(r Rule, depth int) natStep {
 	return natStep{next: true}
 }
 
-// end follows an expression that gives a verdict, and reports whether it is one.
+// end follows an expression that gives a verdict, and reports whether the expression gives one.
 func (w *natWalk) end(name string, data []byte, regs *registers, depth int) (step natStep, is bool) {
 	switch name {
 	case "immediate":
@@ -101,8 +100,7 @@ func (w *natWalk) end(name string, data []byte, regs *registers, depth int) (ste
 	return natStep{}, false
 }
 
-// branch takes the flow where a verdict map leads: to one chain if its key is known, else to each
-// of them.
+// branch follows a verdict map: to one chain if the key is known, else to each of them.
 func (w *natWalk) branch(s *Set, data []byte, regs *registers, depth int) natStep {
 	index := w.table.indexOf(s)
 	register := number(data, unix.NFTA_LOOKUP_SREG)
@@ -171,11 +169,11 @@ func (w *natWalk) expression(name string, data []byte, regs *registers) answer {
 		}
 		return yes
 	}
-	*regs = registers{} // what it writes is not known, nor whether it matches
+	*regs = registers{} // neither its result nor its match is known
 	return maybe
 }
 
-// numgenMost returns how many numbers, from 0 on, numgen chooses from; 0 if they begin elsewhere.
+// numgenMost returns the count of numbers that numgen chooses from; 0 if they do not begin at 0.
 func numgenMost(data []byte) uint32 {
 	if number(data, ngOffset) != 0 {
 		return 0
@@ -227,7 +225,8 @@ func within(data []byte, regs *registers) answer {
 	return no
 }
 
-// bitwise masks and flips bits; shifts and those of two registers are not known.
+// bitwise masks and flips bits. The result of shifts and of operations on two registers is not
+// known.
 func bitwise(data []byte, regs *registers) {
 	mask := nft.AttrPath(data, unix.NFTA_BITWISE_MASK, unix.NFTA_DATA_VALUE)
 	flip := nft.AttrPath(data, unix.NFTA_BITWISE_XOR, unix.NFTA_DATA_VALUE)
@@ -306,7 +305,7 @@ func (w *natWalk) meta(data []byte, regs *registers) answer {
 	return yes
 }
 
-// payload reads addresses and ports.
+// payload stores addresses and ports in a register.
 func (w *natWalk) payload(data []byte, regs *registers) answer {
 	if !has(data, unix.NFTA_PAYLOAD_DREG) {
 		*regs = registers{}
@@ -320,11 +319,11 @@ func (w *natWalk) payload(data []byte, regs *registers) answer {
 		regs.forget(to)
 		return yes
 	}
-	regs.store(to, part[from:from+length]) // nft reads a part of an address for a prefix
+	regs.store(to, part[from:from+length]) // nft loads a part of an address for a prefix
 	return yes
 }
 
-// header returns the part of a header that is known, and where it begins: ports or addresses.
+// header returns the known part of a header, ports or addresses, and where it begins.
 func (w *natWalk) header(base uint32) (begin int, part []byte) {
 	source, destination := w.flow.Source, w.flow.Destination
 	switch {
@@ -340,7 +339,7 @@ func (w *natWalk) header(base uint32) (begin int, part []byte) {
 	return begin, append(source.Addr().AsSlice(), destination.Addr().AsSlice()...)
 }
 
-// fib answers whether the destination is one of the node's own addresses.
+// fib stores in a register that the destination is one of the node's own addresses, if it is.
 func (w *natWalk) fib(data []byte, regs *registers) {
 	to := number(data, fibDreg)
 	if number(data, fibResult) == fibResultAddrtype && number(data, fibFlags) == fibFlagDaddr && w.t.local(w.flow.Destination.Addr()) {

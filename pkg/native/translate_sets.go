@@ -15,13 +15,14 @@ type setIndex struct {
 	keyLength int
 	all       [][]byte // elements that a key may lead to
 	byKey     map[string][]byte
-	// bounds are the begins and ends of intervals, in the order of keys; an interval lasts until
-	// before the next one. fields are the lengths of ranges' fields.
+	// bounds are the beginnings and ends of intervals, in the order of keys. An interval lasts
+	// until the next bound. ranges are the ranges of several fields, and fields the lengths of
+	// these.
 	bounds []setBound
 	ranges []setRange
 	fields []int
-	other  []byte // for every key that leads to nothing else
-	// vague: what is in it cannot be said for sure: timeouts, and what rules add.
+	other  []byte // the catch-all element
+	// vague: the content is not certain, because of timeouts or of rules that add elements.
 	vague bool
 }
 
@@ -42,13 +43,14 @@ func (t *natTable) indexOf(s *Set) *setIndex {
 	for _, e := range s.Elements {
 		index.add(s, e)
 	}
-	// An end comes before the begin of the same key: Set.sort has them so, and this keeps it.
+	// An end is before a beginning with the same key: Set.sort has this order, and a stable sort
+	// keeps it.
 	slices.SortStableFunc(index.bounds, func(a, b setBound) int { return bytes.Compare(a.key, b.key) })
 	t.index[s.Name] = index
 	return index
 }
 
-// fieldsOf returns the lengths of the fields of a set with ranges of several.
+// fieldsOf returns the lengths of the fields of a set with ranges of several fields.
 func fieldsOf(s *Set) (all []int) {
 	const concat, length = 2, 1 // NFTA_SET_DESC_CONCAT, NFTA_SET_FIELD_LEN
 	for a, err := range attributes(nft.AttrPath(s.Attrs, unix.NFTA_SET_DESC, concat)) {
@@ -86,7 +88,7 @@ func (i *setIndex) add(s *Set, e Element) {
 	i.all = append(i.all, e)
 }
 
-// find returns the element of a key. Where sure is false, it may be another one, or none.
+// find returns the element of a key. If sure is false, it may be another element or none.
 func (i *setIndex) find(key []byte) (element []byte, found, sure bool) {
 	switch {
 	case i.vague || len(key) != i.keyLength:
@@ -134,7 +136,7 @@ func (i *setIndex) holds(r setRange, key []byte) bool {
 	return true
 }
 
-// numbersAll reports whether the numbers below n are the keys, and no others.
+// numbersAll reports whether the keys are exactly the numbers below n.
 func (i *setIndex) numbersAll(n uint32) bool {
 	if i.keyLength != 4 || i.other != nil || uint32(len(i.byKey)) != n || len(i.all) != len(i.byKey) {
 		return false

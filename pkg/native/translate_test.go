@@ -15,7 +15,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// isLocal is a node with one address of each family.
+// isLocal has the addresses of a node with one address of each family.
 func isLocal(a netip.Addr) bool {
 	return a == netip.MustParseAddr("192.0.2.1") || a == netip.MustParseAddr("2001:db8::1")
 }
@@ -23,7 +23,7 @@ func isLocal(a netip.Addr) bool {
 // The protocols of flows.
 const tcp, udp, sctp = 6, 17, 132
 
-// translationsOf loads a text and returns what it does to flows.
+// translationsOf loads a text and returns its translations.
 func translationsOf(t *testing.T, text string, f tableid.Family) *native.Translations {
 	t.Helper()
 	nstest.CommandInput(t, "flush ruleset\n"+text, "nft", "-f", "-")
@@ -45,8 +45,8 @@ func flowOf(protocol uint8, from, to string) native.Flow {
 
 var serviceElement = regexp.MustCompile(`^\s*(?:elements = \{ )?([0-9.]+) \. (tcp|udp) \. (\d+)(?: comment "[^"]*")? : goto (service|external)-`)
 
-// TestTranslatesServices: of kube-proxy's table each flow to a service is translated for sure, from
-// a pod, from the node and from a stranger, and no other flow is.
+// TestTranslatesServices: kube-proxy's table must certainly translate each flow to a service, from
+// a pod, from the node and from a stranger. It must translate no other flow.
 func TestTranslatesServices(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
@@ -84,13 +84,14 @@ func TestTranslatesServices(t *testing.T) {
 	})
 }
 
-// TestTranslatesForms: what owners and users write, and what makes a translation uncertain.
+// TestTranslatesForms: these are rules of owners and users, and conditions that make a translation
+// uncertain.
 func TestTranslatesForms(t *testing.T) {
 	t.Parallel()
 	pod := "10.88.0.2:4000"
 	tests := []struct {
 		name, rules string // in a chain of prerouting
-		more        string // else in the table
+		more        string // other content of the table
 		flow        native.Flow
 		want        bool
 	}{
@@ -163,7 +164,7 @@ func TestTranslatesForms(t *testing.T) {
 	})
 }
 
-// loadTables loads one table for each text by one execution of nft, and captures all of them.
+// loadTables loads one table for each text by a single execution of nft, and captures all of them.
 func loadTables(t *testing.T, texts map[tableid.TableID]string) map[tableid.TableID]*native.Table {
 	t.Helper()
 	nstest.NeedProgram(t, "nft")
@@ -175,7 +176,7 @@ func loadTables(t *testing.T, texts map[tableid.TableID]string) map[tableid.Tabl
 	return tables
 }
 
-// TestTranslatesIPv6: a table of IPv6, and not of the other family.
+// TestTranslatesIPv6: a table of IPv6 must translate flows of its own family only.
 func TestTranslatesIPv6(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")

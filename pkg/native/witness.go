@@ -12,24 +12,24 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// WitnessName is an empty table of canaryd's own in each family that it guards. A flush of the
-// ruleset takes it along; no owner of another table does. Where another process has a table of that
-// name, the witness has a random end behind it.
+// WitnessName is the name of an empty table of canaryd's own in each family that it guards. A flush
+// of the ruleset deletes it, but no owner of another table does. If another process has a table of
+// that name, the witness's name gets a random end.
 const WitnessName = "canaryd-witness"
 
 // A Witness is the state of the witness of one family.
 type Witness struct {
 	Nonce string // in its comment; empty: there is no witness
 	Table string // its name; empty: there is no witness
-	// Taken: a table that is not canaryd's has the name WitnessName.
+	// Taken: a table of another process has the name WitnessName.
 	Taken bool
 }
 
-// commentType is NFTNL_UDATA_TABLE_COMMENT, a piece of user data that nft shows as a comment.
+// commentType is NFTNL_UDATA_TABLE_COMMENT, the type of user data that nft shows as a comment.
 const commentType = 0
 
-// PlantWitness writes a witness into a batch, which the kernel takes only if there is no table of
-// that name. The nonce, its comment, is another one for each planting.
+// PlantWitness writes a witness into a batch. The kernel accepts it only if there is no table of
+// that name. The nonce is its comment, and must be new for each planting.
 func PlantWitness(b *nft.Batch, family tableid.Family, nonce string) error {
 	return plantWitness(b, family, WitnessName, nonce)
 }
@@ -45,7 +45,7 @@ func plantWitness(b *nft.Batch, family tableid.Family, name, nonce string) error
 	return nil
 }
 
-// NewWitness returns a witness that is to be planted. taken: another process has the usual name.
+// NewWitness returns a witness to be planted. taken: another process has the usual name.
 func NewWitness(nonce string, taken bool) Witness {
 	w := Witness{Nonce: nonce, Table: WitnessName, Taken: taken}
 	if taken {
@@ -54,8 +54,8 @@ func NewWitness(nonce string, taken bool) Witness {
 	return w
 }
 
-// FindWitness returns the witness of a family. The names of all tables are read only where none has
-// the usual name.
+// FindWitness returns the witness of a family. It reads the names of all tables only if no witness
+// has the usual name.
 func FindWitness(conn *nft.Conn, family tableid.Family) (w Witness, err error) {
 	found, err := w.ask(conn, family, WitnessName)
 	if err != nil || w.Nonce != "" {
@@ -77,8 +77,8 @@ func FindWitness(conn *nft.Conn, family tableid.Family) (w Witness, err error) {
 	return w, err
 }
 
-// ask asks for a table, and takes it for the witness if it is one. A table that belongs to one
-// process is none: no flush takes it, also when that process has ended (NFT_TABLE_F_PERSIST).
+// ask reads a table, and stores it as the witness if it is one. A table that a process owns is no
+// witness: no flush deletes it, even after that process has ended (NFT_TABLE_F_PERSIST).
 func (w *Witness) ask(conn *nft.Conn, family tableid.Family, name string) (found bool, err error) {
 	return conn.Object(nft.Tables, family, []nft.StringAttr{{Kind: unix.NFTA_TABLE_NAME, Value: name}}, func(attrs []byte) error {
 		if nonce := comment(attrOf(attrs, tableUserdata)); number(attrs, tableFlags)&tableOwned == 0 && nonce != "" {

@@ -12,7 +12,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// squat makes a table that belongs to one socket until that is closed. It returns what closes it.
+// squat makes a table that belongs to one socket, and returns a function that closes the socket.
 func squat(t *testing.T, name string) (leave func()) {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
@@ -32,8 +32,9 @@ func squat(t *testing.T, name string) (leave func()) {
 	return func() { _ = unix.Close(fd) }
 }
 
-// TestAnotherProcessHasTheWitnesssName: no flush takes a table that belongs to a process, so the
-// witness has another name, and a flush and a cleanup find it by that.
+// TestAnotherProcessHasTheWitnesssName: no flush deletes a table that belongs to a process. So the
+// witness must get another name if a process has its name. A flush and a cleanup must find it by
+// that name.
 func TestAnotherProcessHasTheWitnesssName(t *testing.T) {
 	for _, test := range []struct {
 		name  string

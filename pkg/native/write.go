@@ -12,25 +12,25 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// elementsSize bounds one message of elements: a list is an attribute, of 64 KiB at most.
+// elementsSize bounds one message of elements: their list is an attribute, of 64 KiB at most.
 const elementsSize = 32 << 10
 
-// Options are what a table is written with.
+// Options say how a table is written.
 type Options struct {
-	// Age is how long ago the table was read: elements have so much less left, and those that
-	// have nothing left are not written.
+	// Age is the time since the table was read. It is subtracted from the rest of elements'
+	// timeouts. An element with no rest is not written.
 	Age time.Duration
-	// Lacks reports whether a network device has to be left out of a chain or flowtable, because
-	// the node has it no more; nil: it has all. A kernel may refuse a whole transaction for one.
+	// Lacks reports whether to leave a network device out of a chain or flowtable, because the node
+	// no longer has it; nil: none. A kernel may refuse a whole transaction for one such device.
 	Lacks func(of nft.ObjectKind, device string) bool
 
 	held   map[Spot]hold // left out
 	single map[int]bool  // sets whose elements have a message each
-	fresh  map[Spot]bool // missing parts; nil: all are
+	fresh  map[Spot]bool // missing parts; nil: all parts
 	seek   *seeker
 }
 
-// ErrImmune: one process owns the table, and the kernel lets no other write it.
+// ErrImmune reports that one process owns the table, and the kernel lets no other write it.
 var ErrImmune = errors.New("the table is owned by one process, which alone may write it")
 
 // A writer writes the messages of one table into a batch.
@@ -38,18 +38,18 @@ type writer struct {
 	b *nft.Batch
 	t *Table
 	o Options
-	// name is the table's in what is written; a rehearsal has another one.
+	// name is the table's name in the messages. A rehearsal uses another name.
 	name string
-	// rename gives sets of rules another name, where the kernel has given theirs to others.
+	// rename has other names for sets of rules, where the kernel has given theirs to others.
 	rename  map[string]string
-	sets    map[string]*Set // those of rules that are not written yet
+	sets    map[string]*Set // the sets of rules that are not written yet
 	bound   map[string]*Chain
-	chained bool            // a rule names the one before it, and is refused without that
+	chained bool            // a rule names the rule before it, and is refused without it
 	late    bool            // chains that belong to rules are made right before their rules
-	stand   map[string]bool // keys of the elements that stand in the set that is written; nil: none do
+	stand   map[string]bool // keys of the elements that the written set has already; nil: none
 	leftBy  []string        // devices that were left out
-	places  map[any]int     // of the parts in their lists, once that is asked
-	// cut may send what was written and begin another batch; nil: all is one batch.
+	places  map[any]int     // the indices of the parts in their lists, once they are needed
+	// cut may send the present batch and begin another; nil: all is one batch.
 	cut func() error
 }
 
@@ -68,9 +68,8 @@ func newWriter(b *nft.Batch, t *Table, o Options) *writer {
 	return w
 }
 
-// Create writes the table and all that is in it into a batch, which the kernel takes only if
-// there is no such table. It returns the devices that it left out. After an error cut the batch
-// back.
+// Create writes the table and everything in it into a batch, which the kernel accepts only if there
+// is no such table. Create returns the devices that it left out. After an error cut the batch back.
 func (t *Table) Create(b *nft.Batch, o Options) (left []string, err error) {
 	if t.Immune() {
 		return nil, fmt.Errorf("table %s: %w", t.ID, ErrImmune)
@@ -81,8 +80,8 @@ func (t *Table) Create(b *nft.Batch, o Options) (left []string, err error) {
 	return w.leftBy, err
 }
 
-// FillInPieces writes what is in the table into one that stands and is empty, by several
-// transactions of little more than that many bytes each, which send sends. They have no guard. An
+// FillInPieces writes the table's content into an existing empty table. It makes several
+// transactions of little more than piece bytes each, which send sends. They have no guard. An
 // attached chain works before all of its rules are there.
 func (t *Table) FillInPieces(piece int, send func(*nft.Batch) error) error {
 	w := newWriter(nft.NewBatch(), t, Options{})
@@ -100,13 +99,13 @@ func (t *Table) FillInPieces(piece int, send func(*nft.Batch) error) error {
 	return send(w.b)
 }
 
-// Replace is Create for a table that stands: it is deleted in the same transaction.
+// Replace is Create for an existing table. The same transaction deletes that table.
 func (t *Table) Replace(b *nft.Batch, o Options) (left []string, err error) {
 	Delete(b, t.ID)
 	return t.Create(b, o)
 }
 
-// Delete writes that a table goes, with all that is in it.
+// Delete writes the deletion of a table with everything in it.
 func Delete(b *nft.Batch, id tableid.TableID) {
 	b.Begin(unix.NFT_MSG_DELTABLE, 0, id.Family)
 	b.Text(unix.NFTA_TABLE_NAME, id.Name)
@@ -119,16 +118,16 @@ func (w *writer) table(attrs []byte) {
 	w.b.End()
 }
 
-// begin begins a message that makes something that is not there yet.
+// begin begins a message that makes an object, and is refused if the object exists.
 func (w *writer) begin(kind nft.ObjectKind) {
 	w.b.Begin(uint16(kind), netlink.Create|netlink.Excl, w.t.ID.Family)
 	w.b.Text(unix.NFTA_TABLE_NAME, w.name) // 1 in all kinds
 }
 
-// contents writes what is in the table, so that whatever is named was written before: chains,
-// objects, flowtables, sets, rules. What belongs to a rule stands right before it, where the
-// kernel finds it from the end of the transaction (nft_set_lookup_byid, nft_set_trans_bind;
-// Linux 6.18).
+// contents writes the table's content in an order in which each named part is written first:
+// chains, objects, flowtables, sets, rules. The parts that belong to a rule are right before it.
+// The kernel searches for them from the end of the transaction (nft_set_lookup_byid,
+// nft_set_trans_bind; Linux 6.18).
 func (w *writer) contents() error {
 	for i := range w.t.Chains {
 		w.chain(&w.t.Chains[i])
@@ -159,8 +158,8 @@ func (w *writer) contents() error {
 	return nil
 }
 
-// then ends a batch if it is large: nothing of what follows belongs to a rule in it. err is why
-// what was written last could not be.
+// then ends a batch if it is large. No later message belongs to a rule in it. err is the error of
+// the last write.
 func (w *writer) then(err error) error {
 	if err != nil || w.cut == nil {
 		return err
@@ -201,8 +200,8 @@ func (w *writer) flowtable(f *Flowtable) {
 	w.wrote(nft.Flowtables, f, 0, 1)
 }
 
-// set writes a set and its elements. Elements name their set by a number, which is that of a
-// message before: the kernel walks the table's sets for a name.
+// set writes a set and its elements. Elements name their set by its number in the transaction,
+// because the kernel would search all sets of the table for a name.
 func (w *writer) set(s *Set) error {
 	if w.leaves(nft.Sets, s, 0) {
 		return w.add(s)
@@ -243,12 +242,12 @@ func (w *writer) newSet(s *Set) uint32 {
 	return number
 }
 
-// elements writes the elements of a set, which the function names. The end of an interval whose
-// beginning has run out is left out: the elements are sorted, so an end follows its beginning. The
-// kernel may have dropped that beginning and still show the end.
+// elements writes the elements of a set; of names the set. It leaves out the end of an interval
+// whose beginning has expired. The elements are sorted, so an end follows its beginning. The kernel
+// may have dropped that beginning and still dump the end.
 func (w *writer) elements(s *Set, of func()) {
 	var list []byte
-	first, end := 0, 0 // in the list
+	first, end := 0, 0 // the elements in list
 	flush := func() {
 		if len(list) == 0 {
 			return
@@ -261,9 +260,9 @@ func (w *writer) elements(s *Set, of func()) {
 		list = list[:0]
 	}
 	single := len(w.o.single) > 0 && w.o.single[w.place(s)]
-	// In milliseconds; 0: it has none.
+	// The set's timeout in milliseconds; 0: it has none.
 	timeout, _ := nft.AttrUint64(attrOf(s.Attrs, unix.NFTA_SET_TIMEOUT))
-	begun := true // nft ends a set that does not begin at 0 with an end there
+	begun := true // nft puts an end at 0 into a set that does not begin there
 	for i, e := range s.Elements {
 		if w.leaves(nft.Elements, s, i) {
 			continue // with both ends of an interval
@@ -290,9 +289,9 @@ func (w *writer) elements(s *Set, of func()) {
 	flush()
 }
 
-// aged returns the element with so much less left of its timeout, nil if nothing is left. Never
-// more than the timeout is left: an element that came later than its table was read has more at
-// the time of that read (Element.later), and Linux 6.12 refuses that with ERANGE
+// aged returns the element with the rest of its timeout reduced by age, nil if no rest is left. The
+// rest never exceeds the timeout. An element that was added after the read of its table has a
+// longer rest, counted from that read (Element.later). Linux 6.12 refuses that with ERANGE
 // (nft_add_set_elem).
 func (e Element) aged(age time.Duration, timeout uint64) Element {
 	value := attrOf(e, unix.NFTA_SET_ELEM_EXPIRATION)
@@ -317,8 +316,8 @@ func (e Element) aged(age time.Duration, timeout uint64) Element {
 	return append(without(e, unix.NFTA_SET_ELEM_EXPIRATION), milliseconds(unix.NFTA_SET_ELEM_EXPIRATION, rest)...)
 }
 
-// before writes the rules of a chain that belongs to the rule or map behind it; of another one
-// nothing. The kernel takes rules of such a chain only until something jumps to it.
+// before writes the rules of a chain that belongs to the following rule or map; for another chain
+// it writes nothing. The kernel accepts rules of such a chain only until a verdict leads to it.
 func (w *writer) before(chain string) error {
 	c := w.bound[chain]
 	if c == nil {
@@ -331,7 +330,7 @@ func (w *writer) before(chain string) error {
 	return w.rules(c)
 }
 
-// rules writes the rules of one chain, each behind what belongs to it.
+// rules writes the rules of one chain, each behind the parts that belong to it.
 func (w *writer) rules(c *Chain) error {
 	for i, r := range c.Rules {
 		if w.leaves(nft.Rules, c, i) {
@@ -371,8 +370,7 @@ func (w *writer) rules(c *Chain) error {
 	return nil
 }
 
-// renamed returns a rule's attributes with the sets that belong to it by the names under which
-// they were written.
+// renamed returns a rule's attributes with the names under which its own sets were written.
 func (w *writer) renamed(r Rule, expressions []byte) ([]byte, error) {
 	if len(w.rename) == 0 {
 		return r.Attrs, nil

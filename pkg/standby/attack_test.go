@@ -15,8 +15,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// attacked is nat of a node with one service, its node port, and an exemption of another owner's
-// for client 9.
+// attacked is the nat table of a node with one service and its node port. Another owner's rule
+// exempts client 9.
 const attacked = `*nat
 :PREROUTING ACCEPT [0:0]
 :INPUT ACCEPT [0:0]
@@ -51,8 +51,9 @@ const attacked = `*nat
 COMMIT
 `
 
-// asked are flows that say all of it: a client's, one that is exempted, a pod's, the pod's own
-// (hairpin), the node's, and those to the node port from outside and from localhost.
+// asked returns flows of each kind. They are from a client, an exempted client, a pod, the
+// service's own pod (hairpin) and the node. Others are to the node port, from outside and from
+// localhost, and to no service.
 func asked() []flow {
 	udp := func(from, to string) flow {
 		return flow{unix.IPPROTO_UDP, netip.MustParseAddrPort(from), netip.MustParseAddrPort(to)}
@@ -64,11 +65,11 @@ func asked() []flow {
 	}
 }
 
-// An attack is a loss, and how the flows fare.
+// An attack is a loss, and the hooks that may be opened after it.
 type attack struct {
 	name string
-	take string // words of iptables -t nat, or another program's; one command each line
-	// opens says which hooks the probe lets open.
+	take string // arguments of iptables -t nat, or another program's command, one in each line
+	// opens has the hooks that the probe allows to open.
 	opens string
 }
 
@@ -89,8 +90,8 @@ func attacks() []attack {
 	}
 }
 
-// TestAttacks: whatever is lost, with the hooks open that the probe lets open each flow fares as
-// with all rules; or, where a hook stays shut, as it would without a standby.
+// TestAttacks: rules are lost, and the hooks that the probe allows are open. Each flow must have
+// the fate that all rules give it. If the hooks stay shut, it must have its fate without a standby.
 func TestAttacks(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		l := newLab(t, tableid.IPv4)
@@ -140,8 +141,8 @@ func TestAttacks(t *testing.T) {
 	})
 }
 
-// TestBothStand: with all rules in force, an open copy changes nothing: the exemption holds, and no
-// mark is left.
+// TestBothStand: all rules are in force, and the copy is open. It must change nothing: the
+// exemption holds, and no mark is left.
 func TestBothStand(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		l := newLab(t, tableid.IPv4)
@@ -163,8 +164,8 @@ func TestBothStand(t *testing.T) {
 	})
 }
 
-// TestWhatIsLeftOutLeavesNoMark: a flow to a node port is marked before it comes to the service,
-// which cannot be copied. It leaves as it came, and would be masqueraded with the mark.
+// TestWhatIsLeftOutLeavesNoMark: a flow to a node port is marked before it reaches the service,
+// which cannot be copied. It must leave unchanged. With the mark it would be masqueraded.
 func TestWhatIsLeftOutLeavesNoMark(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		l := newLab(t, tableid.IPv4)
@@ -187,8 +188,8 @@ func TestWhatIsLeftOutLeavesNoMark(t *testing.T) {
 	})
 }
 
-// TestAffinityOutlivesAFlush: the list of clients is shared by its name, and stays as long as a
-// rule names it.
+// TestAffinityOutlivesAFlush: the list of clients is shared by its name. It must survive a flush if
+// the standby has a rule that names it.
 func TestAffinityOutlivesAFlush(t *testing.T) {
 	for _, with := range []bool{true, false} {
 		t.Run(fmt.Sprintf("standby %t", with), func(t *testing.T) {

@@ -8,19 +8,19 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A building is a first build that is under way: it goes on by one transaction with each step.
+// A building is a first build in progress. Each step sends one more transaction.
 type building struct {
 	copy *Copy
 	next func() (struct{}, bool)
 	stop func()
-	err  error // once next reports false
+	err  error // valid once next reports false
 }
 
-// errGivenUp ends a build that is not wanted any more.
+// errGivenUp ends a build that is no longer wanted.
 var errGivenUp = errors.New("the build was given up")
 
-// step goes on with the table's first build, or begins it, and reports whether more is to be done.
-// A newer copy is written by the difference, once the build is done. s.mu must be held.
+// step continues the table's first build, or begins it, and reports whether more is to be done. A
+// newer copy is written as a difference, once the build is done. s.mu must be held.
 func (s *Standby) step(c *Copy) (more bool, err error) {
 	b := s.building[c.ID]
 	if b == nil {
@@ -47,7 +47,7 @@ func (s *Standby) step(c *Copy) (more bool, err error) {
 	return b.err == nil && b.copy != c, b.err
 }
 
-// giveUp removes what was built of a table. s.mu must be held.
+// giveUp removes the part of a table that was built so far. s.mu must be held.
 func (s *Standby) giveUp(id tableid.TableID) error {
 	b := s.building[id]
 	if b == nil {
@@ -58,8 +58,8 @@ func (s *Standby) giveUp(id tableid.TableID) error {
 	return b.err
 }
 
-// build makes the table: first itself, so that its refusal says why, then what is in it. Behind
-// each other transaction it calls pause, whose error ends it.
+// build makes the empty table first, so that its refusal says why, and then its content. It calls
+// pause after each of the other transactions. An error of pause ends the build.
 func (s *Standby) build(c *Copy, pause func() error) error {
 	if err := s.fits(c); err != nil {
 		return err
@@ -81,19 +81,19 @@ func (s *Standby) build(c *Copy, pause func() error) error {
 	return nil
 }
 
-// What a copy takes of the kernel's memory, as far as it matters: 41,434 rules in 15,997 chains
-// took 26 MiB (Linux 6.18). A set of a native table is counted with what it has room for.
+// These are the main costs of a copy in the kernel's memory: 41,434 rules in 15,997 chains took 26
+// MiB (Linux 6.18). A set of a native table counts with the elements that it has room for.
 const (
 	ruleBytes = 700
 	setBytes  = 8 << 10
-	// roomFor is how many times as much must be free: a change is there twice until the kernel
-	// has ended the old part, and canaryd itself goes on needing some.
+	// roomFor is the free memory that a build requires, as a multiple of its own. The kernel has a
+	// changed part twice until it has freed the old one, and canaryd itself needs some.
 	roomFor = 2
-	// roomLeast is for messages on their way.
+	// roomLeast is for messages in transit.
 	roomLeast = 4 << 20
 )
 
-// fits returns an error unless there is memory for a copy.
+// fits returns an error if there is too little memory for a copy.
 func (s *Standby) fits(c *Copy) error {
 	if s.cfg.Room == nil {
 		return nil

@@ -10,8 +10,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/standby"
 )
 
-// TestABuildInSteps: until the last step there is no copy that could be opened; one that is given
-// up leaves no table, and a newer copy is what stands in the end.
+// TestABuildInSteps: a copy must not be opened before its last step. A build that is given up must
+// leave no table. In the end the kernel must have the newer copy.
 func TestABuildInSteps(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-nft")
@@ -27,7 +27,8 @@ func TestABuildInSteps(t *testing.T) {
 				if !more {
 					return n
 				}
-				// What is overtaken stands when it is complete, before the difference is written.
+				// An overtaken copy counts as built once it is complete, before the difference is
+				// written.
 				if c == first && (s.Status(nat).Built || !errors.Is(s.Open(nat, c.Hooks(), nil), standby.ErrNotBuilt)) {
 					t.Fatal("a copy that is being built may be opened")
 				}
@@ -54,8 +55,8 @@ func TestABuildInSteps(t *testing.T) {
 	})
 }
 
-// TestACopyThatDoesNotFit: where the control group has no room for it, nothing is begun; with room
-// it is built.
+// TestACopyThatDoesNotFit: while the control group has no room for a copy, Put must begin nothing.
+// With room it must build the copy.
 func TestACopyThatDoesNotFit(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-nft")

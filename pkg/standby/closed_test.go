@@ -12,8 +12,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// TestAHookThatCannotBeShut: a socket that takes nothing any more is closed, and with it the open
-// table goes.
+// TestAHookThatCannotBeShut: the socket accepts nothing any more. Shut must close it, and so delete
+// the open table.
 func TestAHookThatCannotBeShut(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		conn, err := nft.Dial()
@@ -37,7 +37,7 @@ func TestAHookThatCannotBeShut(t *testing.T) {
 		if err := s.Open(id, c.Hooks(), nil); err != nil {
 			t.Fatal(err)
 		}
-		// The socket is left to the kernel under another number: writing to s.fd fails from now on.
+		// The kernel keeps the socket under another number: writing to s.fd fails from now on.
 		aside, err := unix.Dup(s.fd)
 		if err != nil {
 			t.Fatal(err)

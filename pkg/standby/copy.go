@@ -10,35 +10,36 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// ErrUnavailable: the table cannot be copied so that it translates as the real one does. What wraps
-// it says why.
+// ErrUnavailable reports that no copy of this table would translate as the real table does. The
+// error that wraps it says why.
 var ErrUnavailable = errors.New("this table cannot be copied")
 
-// A Copy is what the standby's table holds, made by Translate. It is a value.
+// A Copy is the content of one table of the standby, made by Translate or TranslateNative. It is a
+// value.
 type Copy struct {
 	ID tableid.TableID // of the table that was copied
 	// chains are the regular chains by name.
 	chains map[string]*chain
 	hooks  map[Hook]*hook
 	marks  uint32 // the bits that copied rules may set
-	// services are what base chains that translate destinations lead to, in order.
+	// services are the services to which base chains that translate destinations lead, in order.
 	services []key
-	// native is the whole copy of a native table; chains has nothing then.
+	// native is the whole copy of a native table. Then chains is empty.
 	native *native.Table
 }
 
-// A chain is the copy of a chain. It is never changed once it was made.
+// A chain is the copy of a chain. It never changes after it was made.
 type chain struct {
 	version uint64   // of the source; 0: not known
 	digests []uint64 // of the rules, in order
-	// rules are the encoded rules; nil if digests say all that is needed, because the chain is
-	// in the kernel already.
+	// rules are the encoded rules; nil if digests suffice, because the kernel has the chain
+	// already.
 	rules []rule
-	jumps []string // the chains that its rules lead to
+	jumps []string // the chains to which its rules lead
 	marks uint32   // the bits that its rules may set
-	// services are the keys of its rules that have an address and lead on or translate.
+	// services are the keys of its rules that have an address and jump or translate.
 	services []key
-	// shadow: the chain is another owner's, and accepts what it would translate.
+	// shadow: the chain is another owner's. The copy accepts packets that it would translate.
 	shadow bool
 	// leftOut says why the chain became "accept"; "" if it was copied.
 	leftOut string
@@ -49,11 +50,11 @@ type hook struct {
 	name     string // of the real base chain, and of the copy's
 	priority int32  // of the real one
 	body     *chain
-	// blocked says why the hook may be opened only while the real base chain is gone or empty;
-	// "" if it may be at any time.
+	// blocked says why the hook may be opened only while the real base chain is gone or empty. It
+	// is "" if the hook may be opened at any time.
 	blocked string
-	// real are the fingerprints of the real base chain's rules that do something, and ours which
-	// of them are protected.
+	// real has the fingerprints of the real base chain's rules, without rules that do nothing. ours
+	// says which of them are protected.
 	real []uint64
 	ours []bool
 }
@@ -64,7 +65,7 @@ type rule struct {
 	compat      nft.Compat
 }
 
-// A LeftOut is a chain that is not copied: packets that come to it are accepted as they are.
+// A LeftOut is a chain that is not copied: the copy accepts its packets unchanged.
 type LeftOut struct {
 	Chain  string
 	Reason string
@@ -99,8 +100,8 @@ func (c *Copy) Hooks() []Hook {
 	return slices.DeleteFunc(Hooks(), func(h Hook) bool { return c.hooks[h] == nil })
 }
 
-// Blocked says why a hook may be opened only while the real base chain is gone or empty; "" if it
-// may be at any time.
+// Blocked says why a hook may be opened only while the real base chain is gone or empty. It returns
+// "" if the hook may be opened at any time.
 func (c *Copy) Blocked(h Hook) string {
 	if c.hooks[h] == nil {
 		return "the copy has no such hook"

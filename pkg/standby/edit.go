@@ -9,12 +9,12 @@ import (
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
-// largeChain is from how many rules on a chain is changed rule by rule, by their handles. Smaller
-// ones are written as a whole. At 5,000 services KUBE-SERVICES written whole takes the kernel 82 to
-// 118 ms, during which other writers wait.
+// largeChain is the number of rules from which on a chain is changed rule by rule, by their
+// handles. A smaller chain is written as a whole. At 5,000 services the kernel takes 82 to 118 ms
+// to write the whole KUBE-SERVICES, while other writers wait.
 const largeChain = 64
 
-// edit makes of a chain that holds rules with these digests and handles the next one.
+// edit turns a chain with rules of these digests and handles into the next one.
 func (w *writer) edit(name string, next *chain, digests, handles []uint64) {
 	stays, from := match(digests, next.digests)
 	for i, kept := range stays {
@@ -26,7 +26,7 @@ func (w *writer) edit(name string, next *chain, digests, handles []uint64) {
 			w.b.End()
 		}
 	}
-	// Each new rule stands before the next that stays.
+	// Each new rule is inserted before the next rule that stays.
 	before := make([]uint64, len(from))
 	following := uint64(0)
 	for i := len(from) - 1; i >= 0; i-- {
@@ -42,16 +42,17 @@ func (w *writer) edit(name string, next *chain, digests, handles []uint64) {
 	}
 }
 
-// match says which rules of a chain stay while it becomes another: as many as can without changing
-// their order. stays is about the old ones, from about the new ones: its old place, or -1.
+// match chooses the rules of a chain that stay while it becomes another: as many as possible
+// without changing their order. stays has an entry for each old rule. from has the old place of
+// each new rule, or -1.
 func match(old, next []uint64) (stays []bool, from []int) {
 	stays, from = make([]bool, len(old)), make([]int, len(next))
 	places := make(map[uint64][]int, len(old))
 	for i, d := range old {
 		places[d] = append(places[d], i)
 	}
-	// The longest increasing sequence of old places: tails are the new rules at which one of
-	// each length ends, and previous the one before each.
+	// Find the longest increasing sequence of old places. tails has the last new rule of a sequence
+	// of each length. previous has the new rule before each in its sequence.
 	var tails []int
 	previous := make([]int, len(next))
 	for i, d := range next {
@@ -85,8 +86,8 @@ func match(old, next []uint64) (stays []bool, from []int) {
 	return stays, from
 }
 
-// readHandles asks for the handles of large chains that were written. A chain whose handles cannot
-// be had is written as a whole the next time.
+// readHandles reads the handles of large chains after a write. A chain whose handles are not known
+// is written as a whole the next time.
 func (s *Standby) readHandles(t *table) {
 	for name, c := range t.held.chains {
 		if len(c.digests) < largeChain || t.handles[name] != nil {
@@ -106,5 +107,5 @@ func (s *Standby) readHandles(t *table) {
 	}
 }
 
-// handleReads is how often a chain's handles are asked for: any commit interrupts a dump.
+// handleReads bounds the attempts to read a chain's handles: any commit interrupts a dump.
 const handleReads = 3

@@ -14,10 +14,10 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// tables is how many random tables each family sends packets through.
+// tables is the number of random tables through which each family sends packets.
 var tables = testkit.Size(8, 25)
 
-// classes makes one number of ports among which the kernel chooses as it likes.
+// classes makes one number of all ports among which the kernel chooses freely.
 func classes(all map[flow]fate) map[flow]fate {
 	out := map[flow]fate{}
 	for f, is := range all {
@@ -26,9 +26,9 @@ func classes(all map[flow]fate) map[flow]fate {
 	return out
 }
 
-// The ports that stand for others: one of the range that rules name, and any. Of themselves rules
-// that name none choose from 1024 on (nf_nat_l4proto_unique_tuple), so that none is of the range
-// by chance.
+// These ports represent others: any port of the range that rules name, and any port at all. For
+// rules without a range the kernel chooses from 1024 on (nf_nat_l4proto_unique_tuple), so that no
+// port is in the range by chance.
 const (
 	inRange    = 1
 	anyPort    = 2
@@ -47,8 +47,8 @@ func class(asked, is netip.AddrPort) netip.AddrPort {
 	return is
 }
 
-// drawn sends flows twice and returns the classes of what became of them. A port that is chosen
-// among many can be the one that was asked for; twice it is not.
+// drawn sends flows twice and returns the classes of their fates. A port that is chosen among many
+// may by chance be the original port, but not twice.
 func (l *lab) drawn(flows []flow) map[flow]fate {
 	l.Helper()
 	all := classes(l.fates(flows))
@@ -59,7 +59,7 @@ func (l *lab) drawn(flows []flow) map[flow]fate {
 	return all
 }
 
-// wilder returns that of two classes of one end among whose ports the kernel had more to choose
+// wilder returns the wider of two classes of one end, for which the kernel had more ports to choose
 // from.
 func wilder(asked, a, b netip.AddrPort) netip.AddrPort {
 	if a.Port() == anyPort || b.Port() == asked.Port() {
@@ -68,11 +68,11 @@ func wilder(asked, a, b netip.AddrPort) netip.AddrPort {
 	return b
 }
 
-// untouched reports whether neither of a flow's ends is another.
+// untouched reports whether both ends of a flow are unchanged.
 func untouched(f flow, is fate) bool { return is.From == f.From && is.To == f.To }
 
-// TestTheCopyTranslatesAsTheRules sends packets through random rules, and through their copy while
-// of the rules nothing stands: the same addresses, ports and marks come of it.
+// TestTheCopyTranslatesAsTheRules sends packets through random rules, and through their copy after
+// the rules are deleted. Both must give the same addresses, ports and marks.
 func TestTheCopyTranslatesAsTheRules(t *testing.T) {
 	for _, family := range []tableid.Family{tableid.IPv4, tableid.IPv6} {
 		t.Run(family.String(), func(t *testing.T) {

@@ -9,8 +9,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A copy of nat is built while all rules stand. When some are lost, it translates until they are
-// back. This example needs CAP_NET_ADMIN, so it is compiled and not run.
+// A copy of nat is built while all rules are in force. When some are lost, it translates until they
+// are back. This example needs CAP_NET_ADMIN, so it is compiled but not run.
 func Example() {
 	conn, err := nft.Dial()
 	if err != nil {
@@ -42,7 +42,7 @@ func Example() {
 
 	losses, err := c.Probe(conn)
 	if err != nil {
-		return // what is not known opens nothing
+		return // an unknown state opens nothing
 	}
 	hooks, shut := c.Openable(losses)
 	fmt.Println("opened:", hooks, "left shut:", shut)

@@ -10,7 +10,7 @@ import (
 // KnockOf returns the datagram that opens a hook.
 func KnockOf(h Hook) []byte { return knockOf(h) }
 
-// Knocks returns where it is knocked so that hooks open, next to those that are open.
+// Knocks returns the knocks that open hooks, in order, if others are open already.
 func Knocks(hooks, open []Hook) []Hook {
 	are := map[Hook]bool{}
 	for _, h := range open {
@@ -22,9 +22,8 @@ func Knocks(hooks, open []Hook) []Hook {
 // Until ends a Receive at that time.
 func (m *Misses) Until(t time.Time) error { return m.conn.SetReadDeadline(t) }
 
-// Outstanding returns how many chains of the copy are not in the kernel as they are in it, of
-// which held is what is (Standby.Held, nil: nothing). A base chain counts as well if the real one
-// has changed.
+// Outstanding returns how many chains of the copy differ from held, the kernel's copy
+// (Standby.Held, nil: none). A base chain also counts if the real base chain has changed.
 func (c *Copy) Outstanding(held *Copy) int {
 	if held == nil {
 		return len(c.chains) + len(c.hooks)

@@ -22,7 +22,7 @@ const (
 	nfAccept    = 1
 )
 
-// An expression appends its NFTA_LIST_ELEM to a list.
+// expression appends an expression to a list, as an NFTA_LIST_ELEM.
 func expression(list []byte, name string, data []byte) []byte {
 	elem := nft.AppendAttr(nil, unix.NFTA_EXPR_NAME, name, 1)
 	if len(data) > 0 {
@@ -35,32 +35,32 @@ func number(list []byte, kind uint16, n uint32) []byte {
 	return nft.AppendAttr(list, kind, binary.BigEndian.AppendUint32(nil, n), 0)
 }
 
-// value writes NFTA_DATA_VALUE within an attribute.
+// value appends NFTA_DATA_VALUE within an attribute.
 func value(list []byte, kind uint16, v []byte) []byte {
 	return nft.AppendAttr(list, kind|unix.NLA_F_NESTED, nft.AppendAttr(nil, unix.NFTA_DATA_VALUE, v, 0), 0)
 }
 
-// load puts a value into a register.
+// load appends an expression that puts a value into a register.
 func load(list []byte, register uint32, v []byte) []byte {
 	return expression(list, "immediate", value(number(nil, unix.NFTA_IMMEDIATE_DREG, register), unix.NFTA_IMMEDIATE_DATA, v))
 }
 
-// payload loads a part of a header into a register.
+// payload returns the attributes of an expression that loads a part of a header into a register.
 func payload(register, base, offset, size uint32) []byte {
 	list := number(number(nil, unix.NFTA_PAYLOAD_DREG, register), unix.NFTA_PAYLOAD_BASE, base)
 	return number(number(list, unix.NFTA_PAYLOAD_OFFSET, offset), unix.NFTA_PAYLOAD_LEN, size)
 }
 
-// verdict ends the walk of a packet through a chain.
+// verdict appends an expression that ends the walk of a packet through a chain.
 func verdict(list []byte, code uint32) []byte {
 	data := nft.AppendAttr(nil, unix.NFTA_DATA_VERDICT|unix.NLA_F_NESTED, number(nil, unix.NFTA_VERDICT_CODE, code), 0)
 	data = nft.AppendAttr(number(nil, unix.NFTA_IMMEDIATE_DREG, unix.NFT_REG_VERDICT), unix.NFTA_IMMEDIATE_DATA|unix.NLA_F_NESTED, data, 0)
 	return expression(list, "immediate", data)
 }
 
-// acceptAsIs is the only rule of a chain that is left out. It takes back the bits of the mark that
-// other copied rules may have set on the packet's way here: with one of kube-proxy's, the packet
-// would be masqueraded and not sent to its service.
+// acceptAsIs returns the only rule of a chain that is left out. It clears the bits of the mark that
+// other copied rules may have set on the packet's way here. With kube-proxy's bit, the packet would
+// be masqueraded but not sent to its service.
 func acceptAsIs(marks uint32) rule {
 	var list []byte
 	if marks != 0 {

@@ -11,25 +11,26 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// This file writes gates: each hook has a set, and is open while an element stands in it. The
-// element is the family's own number, which all of its packets have; for inet those of both.
+// This file writes gates. Each hook has a set, and is open while the set has an element. The
+// element is the family's own number, which all of its packets have. For inet there are two: the
+// numbers of IPv4 and IPv6.
 
-// openMost is how long the kernel leaves an element in a gate's set: a process that was stopped
-// leaves no hook open for longer. It is a second more than canaryd's own limits. gateSweep is how
-// often the kernel frees elements that are over; packets see them no more as soon as they are.
+// openMost is the timeout of an element in a gate's set, so that a stopped process leaves no hook
+// open for longer. It is a second more than canaryd's own limits. gateSweep is the interval in
+// which the kernel frees expired elements. Packets do not see an expired element.
 const (
 	openMost  = 32 * time.Second
 	gateSweep = time.Minute
 )
 
-// gateFlags let rules add elements, and let elements be over. gateRoom is how many elements a set
-// takes, of which those that are over are some until they are swept.
+// gateFlags allow rules to add elements, and elements to expire. gateRoom is the number of elements
+// in a set, including expired elements until the next sweep.
 const (
 	gateFlags = unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL
 	gateRoom  = 16
 )
 
-// setOf returns the name of the set that opens a hook while an element stands in it.
+// setOf returns the name of the set that opens a hook while it has an element.
 func setOf(h Hook) string { return "open-" + h.String() }
 
 // gateSet returns the attributes of a gate's set behind its names.
@@ -41,23 +42,23 @@ func gateSet() []byte {
 	return number(attrs, unix.NFTA_SET_GC_INTERVAL, uint32(gateSweep.Milliseconds()))
 }
 
-// gate is the rule of a base chain that accepts unless the hook is open.
+// gate returns the rule of a base chain that accepts packets unless the hook is open.
 func gate(h Hook) rule { return rule{expressions: verdict(ifShut(nil, h), nfAccept)} }
 
-// ifShut goes on with a rule while the hook is shut.
+// ifShut appends expressions that match while the hook is shut.
 func ifShut(list []byte, h Hook) []byte {
 	lookup := nft.AppendAttr(nil, unix.NFTA_LOOKUP_SET, setOf(h), 1)
 	lookup = number(number(lookup, unix.NFTA_LOOKUP_SREG, unix.NFT_REG_1), unix.NFTA_LOOKUP_FLAGS, lookupInvert)
 	return expression(expression(list, "meta", nfProto()), "lookup", lookup)
 }
 
-// nfProto puts the number of a packet's family into register 1.
+// nfProto returns the attributes of an expression that loads the number of a packet's family.
 func nfProto() []byte {
 	return number(number(nil, unix.NFTA_META_KEY, unix.NFT_META_NFPROTO), unix.NFTA_META_DREG, unix.NFT_REG_1)
 }
 
-// inFront returns the rules in front of what a base chain of nat copies: the gate, and in OUTPUT
-// before it those that see the knocks of all hooks.
+// inFront returns the rules in front of the copied rules of a nat base chain. They are the gate
+// and, in OUTPUT before it, the rules that match the knocks of all hooks.
 func inFront(h Hook) (front []rule) {
 	if h == Output {
 		for _, at := range Hooks() {
@@ -75,7 +76,7 @@ func packetsOf(family tableid.Family) []tableid.Family {
 	return []tableid.Family{family}
 }
 
-// element opens a hook, in a transaction.
+// element writes an element that opens a hook.
 func element(b *nft.Batch, t *table, h Hook) {
 	b.Begin(unix.NFT_MSG_NEWSETELEM, netlink.Create, t.id.Family)
 	b.Text(unix.NFTA_SET_ELEM_LIST_TABLE, t.name)
@@ -88,7 +89,7 @@ func element(b *nft.Batch, t *table, h Hook) {
 	b.End()
 }
 
-// noElement shuts a hook: it empties the set, also one whose element is over.
+// noElement shuts a hook: it empties the set, even if its element has expired.
 func noElement(b *nft.Batch, t *table, h Hook) {
 	b.Begin(unix.NFT_MSG_DELSETELEM, 0, t.id.Family)
 	b.Text(unix.NFTA_SET_ELEM_LIST_TABLE, t.name)

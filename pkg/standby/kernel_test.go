@@ -20,8 +20,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// sections returns what nft lists of a table, each chain and set by itself, sorted: in a table that
-// was followed they stand in the order in which they were made.
+// sections returns the chains and sets of nft's list of a table, sorted. A table that was followed
+// lists them in the order in which they were made.
 func sections(text string) []string {
 	all := strings.Split(text, "\n\n")
 	for i := range all {
@@ -31,8 +31,9 @@ func sections(text string) []string {
 	return all
 }
 
-// TestWhatIsFollowedIsWhatIsBuilt: a table that goes through changes ends as one that is built from
-// the last, shut and open, with a gate and without, in one transaction or in many.
+// TestWhatIsFollowedIsWhatIsBuilt: a table that has followed changes must equal a table that is
+// built from the last rules. It is shut or open, with a gate or without, in one transaction or in
+// many.
 func TestWhatIsFollowedIsWhatIsBuilt(t *testing.T) {
 	for _, cfg := range []standby.Config{{}, {GateMost: -1}, {Piece: 2048}} {
 		t.Run(fmt.Sprintf("gate most %d, piece %d", cfg.GateMost, cfg.Piece), func(t *testing.T) {
@@ -81,7 +82,7 @@ func TestWhatIsFollowedIsWhatIsBuilt(t *testing.T) {
 	}
 }
 
-// bigNat has a large KUBE-SERVICES, in an order that the seed chooses.
+// bigNat returns nat with a large KUBE-SERVICES, in an order that the seed chooses.
 func bigNat(seed uint64, without int) string {
 	r := rand.New(rand.NewPCG(3, seed))
 	var b strings.Builder
@@ -96,13 +97,13 @@ func bigNat(seed uint64, without int) string {
 }
 
 // TestALargeChainIsChangedByRules: kube-proxy writes the services in another order with each sync.
-// Of that nothing is written, and of one service that goes or comes one rule.
+// The copy must write nothing for that, and a single rule for a new or removed service.
 func TestALargeChainIsChangedByRules(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft", "iptables-nft")
 		conn := dial(t)
 		s := open(t, standby.Config{})
-		const oneRule = 700 // bytes: a table name, a chain's, and the rule
+		const oneRule = 700 // bytes: the names of table and chain, and the rule
 		for i, step := range []struct {
 			without     int
 			outstanding bool
@@ -130,7 +131,7 @@ func TestALargeChainIsChangedByRules(t *testing.T) {
 	})
 }
 
-// gone waits until the kernel has removed IPv4's table of a socket that was closed.
+// gone waits until the kernel has removed IPv4's table of a closed socket.
 func gone(t *testing.T, conn *nft.Conn) {
 	t.Helper()
 	goneOf(t, conn, nat)
@@ -148,7 +149,7 @@ func goneOf(t *testing.T, conn *nft.Conn, id tableid.TableID) {
 	})
 }
 
-// TestTheCopyOfKubeProxysRules shows what nft lists of the copy.
+// TestTheCopyOfKubeProxysRules: nft's list of the copy must be that of a golden file.
 func TestTheCopyOfKubeProxysRules(t *testing.T) {
 	for _, name := range []string{"v4-affinity", "v6-small"} {
 		t.Run(name, func(t *testing.T) {
@@ -175,7 +176,8 @@ func TestTheCopyOfKubeProxysRules(t *testing.T) {
 	}
 }
 
-// TestANameThatIsTaken: another table of the standby's name stays as it is, and the error says so.
+// TestANameThatIsTaken: another table has the standby's name. It must stay as it is, and the error
+// must say so.
 func TestANameThatIsTaken(t *testing.T) {
 	for _, owned := range []bool{false, true} {
 		t.Run(fmt.Sprintf("owned %t", owned), func(t *testing.T) {
@@ -208,7 +210,8 @@ func TestANameThatIsTaken(t *testing.T) {
 	}
 }
 
-// TestOtherProcessesCannotTouchIt: a flush of everything passes the table over, open or not.
+// TestOtherProcessesCannotTouchIt: other processes flush and change all tables. The open standby
+// must stay as it is.
 func TestOtherProcessesCannotTouchIt(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft", "iptables-nft", "iptables-nft-save")

@@ -15,10 +15,10 @@ import (
 // it is killed.
 const worker = "STANDBY_WORKER"
 
-// steps are what the worker does, again and again; each is said before it begins.
+// steps are the worker's work, again and again. It prints each step before beginning it.
 var steps = []string{"put", "open", "follow", "shut", "remove"}
 
-// TestWorker is the body of that process. Run by itself it has nothing to do.
+// TestWorker is the body of that process. Without the variable it does nothing.
 func TestWorker(t *testing.T) {
 	if os.Getenv(worker) == "" {
 		return
@@ -45,7 +45,8 @@ func TestWorker(t *testing.T) {
 	}
 }
 
-// TestAKilledProcessLeavesNoStandby: whatever a process did when it was killed, it leaves no table.
+// TestAKilledProcessLeavesNoStandby: a process is killed in each of its steps. It must leave no
+// table.
 func TestAKilledProcessLeavesNoStandby(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-nft")

@@ -16,14 +16,16 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// This file opens hooks by knocking: by datagrams to this process itself over loopback. Rules of
-// the copy's OUTPUT see them and put the element into the gate's set, as they pass. A transaction
-// waits for nf_tables' mutex, which a flusher holds until its commit is done, and again while its
-// socket ends: 30 and 200 ms at 1,000 and 5,000 services (Linux 6.18). A packet waits for nothing.
+// This file opens hooks by knocking: by datagrams of this process to itself over loopback. Rules of
+// the copy's OUTPUT match them and add the element to the gate's set. A transaction waits for
+// nf_tables' mutex. A flusher holds that mutex until its commit is done, and again while its socket
+// ends. That takes 30 and 200 ms at 1,000 and 5,000 services (Linux 6.18). A packet waits for
+// nothing.
 
-// secret is what a knock begins with, behind the header of UDP. It is random, so that no datagram
-// of another process's is one. Who may list rules or capture packets learns it, and so may a
-// program to which a rule leads the knock; of those only a process of canaryd's own user can knock.
+// secret is the beginning of a knock, behind the header of UDP. It is random, so that no datagram
+// of another process is a knock. Processes that may list rules or capture packets can learn it, and
+// so can a program to which a rule leads the knock. Of them, only processes of canaryd's own user
+// can knock.
 var secret = sync.OnceValue(func() (s [15]byte) {
 	_, _ = rand.Read(s[:]) // it never fails
 	return s
@@ -35,11 +37,11 @@ func knockOf(h Hook) []byte {
 	return append(s[:], byte(h))
 }
 
-// udpHeader is how long the header of a datagram is (RFC 768), in bytes.
+// udpHeader is the length of a datagram's header (RFC 768), in bytes.
 const udpHeader = 8
 
-// knocked is the rule that sees a hook's knock, sent by a process of this one's user, and opens the
-// hook for packets of the knock's family.
+// knocked returns the rule that matches a hook's knock from a process of this process's user. The
+// rule opens the hook for packets of the knock's family.
 func knocked(h Hook) rule {
 	knock := knockOf(h)
 	content := payload(unix.NFT_REG_1, unix.NFT_PAYLOAD_TRANSPORT_HEADER, udpHeader, uint32(len(knock)))
@@ -56,7 +58,7 @@ func knocked(h Hook) rule {
 }
 
 // knock opens hooks of a table that has gates, without a transaction. After an error some of them
-// may be open: the packets of this node's own may be dropped or untracked before they come to nat.
+// may be open. Rules may drop or untrack the node's own packets before nat.
 func (s *Standby) knock(t *table, hooks []Hook) error {
 	for _, f := range packetsOf(t.id.Family) {
 		for _, h := range knocks(hooks, t.open) {
@@ -68,9 +70,9 @@ func (s *Standby) knock(t *table, hooks []Hook) error {
 	return nil
 }
 
-// knocks returns where to knock so that hooks open, and in which order. The hooks that give flows
-// their source come first, so that none is sent elsewhere without. They come last, too, also where
-// they are open already: they are not to be over before the others are.
+// knocks returns the hooks at which to knock, in order. The hooks that translate sources are first,
+// so that no flow gets another destination without its source. They are last, too, even if they are
+// open already: they must not expire before the others.
 func knocks(hooks []Hook, open map[Hook]bool) (order []Hook) {
 	sources, destinations := []Hook{Postrouting, Input}, []Hook{Prerouting, Output}
 	var sends bool
@@ -88,8 +90,8 @@ func knocks(hooks []Hook, open map[Hook]bool) (order []Hook) {
 	return order
 }
 
-// knockAt opens a hook for packets of one family. What drops the knock behind nat, which send calls
-// an error, does not matter.
+// knockAt opens a hook for packets of one family. An error of send does not matter if the hook is
+// open: the knock was dropped behind nat.
 func (s *Standby) knockAt(t *table, h Hook, family tableid.Family) error {
 	sent := send(family, knockOf(h))
 	is, err := s.conn.HasElement(t.id.Family, t.name, setOf(h), []byte{uint8(family)})
@@ -102,12 +104,12 @@ func (s *Standby) knockAt(t *table, h Hook, family tableid.Family) error {
 	return errors.Join(sent, err)
 }
 
-// errUnheard: the rules of OUTPUT did not see a knock.
+// errUnheard reports that the rules of OUTPUT did not see a knock.
 var errUnheard = errors.New("no rule saw it")
 
 // send sends a datagram over loopback, from one new socket to another: only the first packet of a
-// flow comes to nat. What the kernel does with it on its way out, rules included, is done when send
-// returns, unless a rule before nat queues it for a program (NFQUEUE).
+// flow reaches nat. When send returns, the packet has passed the kernel's rules on its way out. A
+// rule before nat that queues it for a program (NFQUEUE) is an exception.
 func send(family tableid.Family, datagram []byte) error {
 	network, loopback := "udp4", "127.0.0.1:0"
 	if family == tableid.IPv6 {

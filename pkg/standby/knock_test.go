@@ -18,7 +18,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// natWithOutput has its services in PREROUTING and OUTPUT, at an address of the family.
+// natWithOutput returns nat with a service in PREROUTING and OUTPUT, at an address of the family.
 func natWithOutput(address string) string {
 	return "*nat\n:KUBE-SERVICES - [0:0]\n-A PREROUTING -j KUBE-SERVICES\n-A OUTPUT -j KUBE-SERVICES\n" +
 		"-A KUBE-SERVICES -d " + address + " -p udp -m udp --dport 80 -j DNAT --to-destination :8080\nCOMMIT\n"
@@ -31,8 +31,9 @@ const inetNAT = `table inet proxy {
 }
 `
 
-// TestOpenedByAKnock: hooks are opened without a transaction, so that no other process's is waited
-// for, and shut again. Where the node's own packets do not come to nat, a transaction opens them.
+// TestOpenedByAKnock: hooks must open without a transaction, because that would wait for other
+// processes' transactions. They must also shut again. If the node's own packets do not reach nat, a
+// transaction must open the hooks.
 func TestOpenedByAKnock(t *testing.T) {
 	const deaf = `table inet deaf { chain c { type filter hook output priority -300; meta l4proto udp notrack; }; }`
 	tables := map[string]struct {
@@ -46,7 +47,7 @@ func TestOpenedByAKnock(t *testing.T) {
 	for name, table := range tables {
 		for _, step := range []struct {
 			name, rules string
-			commits     uint64 // that opening takes
+			commits     uint64 // of the opening
 		}{
 			{"heard", "", 0},
 			{"untracked", deaf, 1},
@@ -104,8 +105,8 @@ func copyOf(t *testing.T, id tableid.TableID) *standby.Copy {
 	return c
 }
 
-// elements returns of each hook of the table whether its gate's set has the elements of all of the
-// table's packets. It fails if it has some.
+// elements reports for each hook of the table whether its gate's set has the elements for all of
+// the table's packets. It fails if the set has only some of them.
 func elements(t *testing.T, s *standby.Standby, id tableid.TableID) map[standby.Hook]bool {
 	t.Helper()
 	conn, all := dial(t), map[standby.Hook]bool{}
@@ -128,7 +129,8 @@ func elements(t *testing.T, s *standby.Standby, id tableid.TableID) map[standby.
 	return all
 }
 
-// TestKnocks: no flow is sent elsewhere before it can be given a source, or after that is over.
+// TestKnocks: no flow may get another destination before it can get a source, or after that has
+// ended.
 func TestKnocks(t *testing.T) {
 	pre, in, out, post := standby.Prerouting, standby.Input, standby.Output, standby.Postrouting
 	for _, c := range []struct {
@@ -149,8 +151,8 @@ func TestKnocks(t *testing.T) {
 	}
 }
 
-// TestAForgedKnock: a datagram opens nothing unless it begins with the secret, and a process of
-// this one's user sends it.
+// TestAForgedKnock: a datagram must open nothing, unless it begins with the secret and a process of
+// the same user sends it.
 func TestAForgedKnock(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-nft-restore")
@@ -181,7 +183,7 @@ func TestAForgedKnock(t *testing.T) {
 	})
 }
 
-// sendAs sends a datagram over loopback from a thread of that user's.
+// sendAs sends a datagram over loopback from a thread of that user.
 func sendAs(user int, datagram []byte) error {
 	sent := make(chan error)
 	go func() {
@@ -200,8 +202,8 @@ func sendAs(user int, datagram []byte) error {
 	return <-sent
 }
 
-// TestAKnockThatIsNotSeen: if no transaction opens the hook either, nothing stays open that may be,
-// and the error says both.
+// TestAKnockThatIsNotSeen: no rule sees a knock, and no transaction opens the hook either. No hook
+// may stay open, and the error must name both failures.
 func TestAKnockThatIsNotSeen(t *testing.T) {
 	for name, story := range map[string]struct {
 		rules string

@@ -11,7 +11,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// Deaf runs f while the socket takes nothing; the kernel keeps it with its tables.
+// Deaf runs f while the socket accepts nothing. The kernel keeps the socket with its tables.
 func (s *Standby) Deaf(t *testing.T, f func()) {
 	t.Helper()
 	aside, err := unix.Dup(s.fd)
@@ -31,8 +31,9 @@ func (s *Standby) Deaf(t *testing.T, f func()) {
 	}
 }
 
-// TestATableThatCannotBeRemoved: whether it was built or half built, Remove says that it stays, and
-// tries again; a new build takes it away first, and calls it no other process's.
+// TestATableThatCannotBeRemoved: a built or half built table cannot be removed. Remove must return
+// an error, and try again. A new build must remove the table first, and must not take it for
+// another process's.
 func TestATableThatCannotBeRemoved(t *testing.T) {
 	id := tableid.IPv4.Table("nat")
 	for name, build := range map[string]func(*Standby, *Copy) error{

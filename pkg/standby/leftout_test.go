@@ -10,8 +10,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// TestWhatIsLeftOutIsUntouched: with chains that cannot be copied, each flow fares as through the
-// rules, or goes where it asked.
+// TestWhatIsLeftOutIsUntouched: some chains cannot be copied. Each flow must have the fate that the
+// rules give it, or keep its destination.
 func TestWhatIsLeftOutIsUntouched(t *testing.T) {
 	for _, family := range []tableid.Family{tableid.IPv4, tableid.IPv6} {
 		t.Run(family.String(), func(t *testing.T) {

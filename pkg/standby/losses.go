@@ -7,18 +7,18 @@ import (
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
-// A Loss is what became of a hook's path through the real table.
+// A Loss is the state of a hook's path through the real table.
 type Loss uint8
 
 const (
-	// Intact: the path has lost nothing; or nothing is known of it.
+	// Intact: the path has lost nothing, or nothing is known about it.
 	Intact Loss = iota
-	// Below: the base chain holds other owners' rules as when it was copied, and a protected
-	// chain below it is gone or empty, or a jump to one is.
+	// Below: the base chain has the rules of other owners that it had when it was copied. A
+	// protected chain below it is gone or empty, or a jump to a protected chain is missing.
 	Below
 	// Gone: the base chain is gone or empty.
 	Gone
-	// Unclear: other owners' rules of the base chain are not those that were copied.
+	// Unclear: other owners' rules of the base chain differ from the copied rules.
 	Unclear
 )
 
@@ -35,10 +35,10 @@ func (l Loss) String() string {
 	return "intact"
 }
 
-// Openable says which hooks may be opened for these losses, so that a flow is translated as the
-// whole real table would have or not at all; and for each other hook that lost something, why it
-// stays shut. If flows cannot be masqueraded, none is sent elsewhere: while postrouting has lost
-// something and must stay shut, all do.
+// Openable returns the hooks that may be opened for these losses. A flow is then translated as the
+// whole real table would have translated it, or not at all. shut says why each other hook with a
+// loss stays shut. A flow that cannot be masqueraded must not get another destination. So if
+// postrouting has a loss and must stay shut, all hooks do.
 func (c *Copy) Openable(losses map[Hook]Loss) (open []Hook, shut map[Hook]string) {
 	shut = map[Hook]string{}
 	for _, h := range c.Hooks() {
@@ -61,9 +61,9 @@ func (c *Copy) Openable(losses map[Hook]Loss) (open []Hook, shut map[Hook]string
 	return open, shut
 }
 
-// Probe asks the kernel what became of each hook's path: the base chain, and the chains to which
-// its protected rules lead. What is lost further below it does not see, and of a native table only
-// the base chains. It asks some 10 questions of 10 µs each.
+// Probe reads the state of each hook's path: the base chain, and the chains to which its protected
+// rules lead. It does not see losses further below, and in a native table it sees only the base
+// chains. It sends some 10 requests of 10 µs each.
 func (c *Copy) Probe(conn *nft.Conn) (map[Hook]Loss, error) {
 	losses := map[Hook]Loss{}
 	emptied := map[string]bool{}
@@ -94,10 +94,10 @@ func (c *Copy) Probe(conn *nft.Conn) (map[Hook]Loss, error) {
 	return losses, nil
 }
 
-// errARule ends the reading of a chain that holds a rule.
+// errARule ends the read of a chain that has a rule.
 var errARule = errors.New("there is a rule")
 
-// isEmpty reports whether a protected chain that held rules is gone or holds none.
+// isEmpty reports whether a protected chain that had rules is gone or empty.
 func (c *Copy) isEmpty(conn *nft.Conn, name string) (bool, error) {
 	if chain := c.chains[name]; chain == nil || chain.shadow || len(chain.digests) == 0 {
 		return false, nil
@@ -116,13 +116,13 @@ func (c *Copy) isEmpty(conn *nft.Conn, name string) (bool, error) {
 	return true, nil
 }
 
-// compare says what became of a base chain that holds these rules now.
+// compare returns the loss of a base chain that has these rules now.
 func (h *hook) compare(now []uint64) Loss {
 	if len(now) == 0 {
 		return Gone
 	}
-	// What stands must be what was copied, in its order; of it rules of ours may be missing, and
-	// others' behind them.
+	// The present rules must be the copied ones, in their order. Rules of ours may be missing, and
+	// rules of others behind our last one.
 	last := len(h.ours) - 1
 	for last > 0 && !h.ours[last] {
 		last--
@@ -141,7 +141,7 @@ func (h *hook) compare(now []uint64) Loss {
 	switch {
 	case !lacks:
 		return Intact
-	case at < len(now): // a rule of which it is not known whether it comes before ours
+	case at < len(now): // a rule that may be before or behind ours
 		return Unclear
 	}
 	return Below

@@ -8,7 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestWhatBecameOfABaseChain: a base chain is a line of rules, capitals are ours.
+// TestWhatBecameOfABaseChain: a base chain is a line of rules, and capitals are ours.
 func TestWhatBecameOfABaseChain(t *testing.T) {
 	for _, test := range []struct {
 		was, is string
@@ -22,13 +22,13 @@ func TestWhatBecameOfABaseChain(t *testing.T) {
 		{"aKbLc", "aKbc", Below},
 		{"aKbLc", "abLc", Below},
 		{"aKbLc", "ab", Below},
-		{"aKb", "K", Unclear},     // another owner's exemption before ours went
-		{"aKbLc", "aKL", Unclear}, // or one between ours
-		{"aKb", "aKbx", Intact},   // what comes behind ours means nothing to them
+		{"aKb", "K", Unclear},     // another owner's exemption before ours is gone
+		{"aKbLc", "aKL", Unclear}, // or an exemption between ours
+		{"aKb", "aKbx", Intact},   // rules behind ours do not matter
 		{"aKb", "aKxb", Intact},
 		{"aKb", "xaKb", Unclear}, // a new rule before ours
 		{"aKb", "axKb", Unclear},
-		{"aKb", "abx", Unclear}, // a new rule, of which it is not known where it would stand
+		{"aKb", "abx", Unclear}, // a new rule, whose place among the missing rules is not known
 		{"aKb", "x", Unclear},
 		{"K", "x", Unclear},
 		{"KL", "LK", Unclear},
@@ -92,7 +92,7 @@ func TestWhichHooksMayBeOpened(t *testing.T) {
 	}
 }
 
-// TestWhatStays: as many rules stay as can without changing their order.
+// TestWhatStays: as many rules as possible must stay without changing their order.
 func TestWhatStays(t *testing.T) {
 	for _, test := range []struct {
 		was, is string

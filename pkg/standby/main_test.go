@@ -16,7 +16,7 @@ import (
 
 var nat = tableid.IPv4.Table("nat")
 
-// kube reports whether a chain is one of those that these tests protect.
+// kube reports whether these tests protect a chain.
 func kube(chain string) bool { return strings.HasPrefix(chain, "KUBE-") }
 
 // dial opens a connection for a test.
@@ -30,7 +30,7 @@ func dial(t testing.TB) *nft.Conn {
 	return conn
 }
 
-// restore loads rules as iptables-save prints them, into a namespace without others of that table.
+// restore replaces a table's rules by rules in the form of iptables-save.
 func restore(t testing.TB, family tableid.Family, text string) {
 	t.Helper()
 	program := "iptables-nft-restore"
@@ -44,7 +44,7 @@ func restore(t testing.TB, family tableid.Family, text string) {
 	}
 }
 
-// source reads what is to be copied.
+// source reads the table to be copied.
 func source(t testing.TB, conn *nft.Conn, id tableid.TableID) standby.Source {
 	t.Helper()
 	raw, found, err := conn.RawTable(id)
@@ -54,7 +54,7 @@ func source(t testing.TB, conn *nft.Conn, id tableid.TableID) standby.Source {
 	return standby.Source{RawTable: raw, Protects: kube}
 }
 
-// translate makes a copy that is available.
+// translate makes a copy, and ends the test if there is none.
 func translate(t testing.TB, src standby.Source, before *standby.Copy) *standby.Copy {
 	t.Helper()
 	c, err := standby.Translate(src, before)
@@ -75,7 +75,7 @@ func open(t testing.TB, cfg standby.Config) *standby.Standby {
 	return s
 }
 
-// must ends the test with an error.
+// must ends the test if there is an error.
 func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
@@ -83,10 +83,11 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// random is what differs from run to run: the secret of knocks, and how long a gate stays open.
+// random matches text that differs from run to run: the secret of knocks, and how long a gate stays
+// open.
 var random = regexp.MustCompile(`(@th,64,128 )0x[0-9a-f]+([0-9a-f]{2} )|( expires) \S+`)
 
-// listed returns what nft says of the copy's table, without the owner's name and what is random.
+// listed returns nft's list of the copy's table, without the owner's name and random text.
 func listed(t *testing.T, id tableid.TableID) string {
 	t.Helper()
 	text := nstest.Command(t, "nft", "list", "table", id.Family.NFT(), standby.NameOf(id))
@@ -95,7 +96,7 @@ func listed(t *testing.T, id tableid.TableID) string {
 	return first + "\n" + random.ReplaceAllString(rest, "${1}${2}${3}")
 }
 
-// drop deletes a table, at a hundredth of the cost of executing nft.
+// drop deletes a table, at a hundredth of the cost of an execution of nft.
 func drop(t testing.TB, id tableid.TableID) {
 	t.Helper()
 	b := nft.NewBatch()

@@ -22,7 +22,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/standby"
 )
 
-// natOf returns nat of that many services as kube-proxy wrote it.
+// natOf returns the nat table that kube-proxy wrote for count services.
 func natOf(t *testing.T, count int) string {
 	t.Helper()
 	file, err := os.Open(fmt.Sprintf("../../hack/bench/heal/testdata/services-%d.rules.gz", count))
@@ -35,7 +35,7 @@ func natOf(t *testing.T, count int) string {
 	return string(text)
 }
 
-// kernelMemory returns how much kernel memory the machine uses for what rules are made of, in KiB.
+// kernelMemory returns the machine's kernel memory of the kinds that rules use, in KiB.
 func kernelMemory(t *testing.T) int {
 	t.Helper()
 	text, err := os.ReadFile("/proc/meminfo")
@@ -53,7 +53,7 @@ func kernelMemory(t *testing.T) int {
 	return total
 }
 
-// TestMeasureStandby prints how long each thing takes at each size, with a gate and without, the
+// TestMeasureStandby prints the time of each operation at each size, with a gate and without: the
 // median and the worst of several.
 func TestMeasureStandby(t *testing.T) {
 	for _, size := range []int{100, 1000, 5000} {
@@ -147,8 +147,8 @@ func measure(t *testing.T, size int, mode string) {
 	}
 }
 
-// processor returns how much time of a processor this thread has had, the kernel's part included:
-// on a busy machine it says more than the clock.
+// processor returns the processor time of this thread, with the kernel's part. On a busy machine it
+// says more than the clock.
 func processor(t *testing.T) time.Duration {
 	t.Helper()
 	var u unix.Rusage
@@ -156,7 +156,8 @@ func processor(t *testing.T) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// edit changes one service again and again, as kube-proxy does with a new endpoint, and follows.
+// edit changes one service again and again, as kube-proxy does with a new endpoint, and the copy
+// follows.
 func edit(t *testing.T, s *standby.Standby, conn *nft.Conn, timed func(string, func())) {
 	t.Helper()
 	src := source(t, conn, nat)

@@ -14,13 +14,13 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A Misses hears of misses: of first packets of flows to a service that the real table did not
-// translate. They come to the copy's base chains, whose rules log them, up to missRate a second at
-// each hook. Packets lose the real rules when the flusher's commit begins to take effect, and the
-// kernel notifies of the commit only at its end: up to 60 and 200 ms later at 1,000 and 5,000
-// services, most of which it spends on notifications (Linux 6.18). A miss comes at once.
+// A Misses hears of misses: first packets of flows to a service that the real table did not
+// translate. They reach the copy's base chains, whose rules log up to missRate a second at each
+// hook. Packets lose the real rules when the flusher's commit begins to take effect. The kernel
+// notifies of the commit only at its end: up to 60 and 200 ms later at 1,000 and 5,000 services
+// (Linux 6.18). It spends most of that time on notifications. A miss arrives at once.
 //
-// It is a reason to look, and no evidence: also a service that its owner has just removed is
+// A miss is a reason to look, and no evidence: a service that its owner has just removed is also
 // missed. Receive is for one goroutine; Close ends a Receive that waits.
 type Misses struct {
 	conn   *netlink.Conn
@@ -37,15 +37,15 @@ const (
 	nflogNoPacket = 0                            // NFULNL_COPY_NONE
 )
 
-// groupTries is how many groups are tried: each may be another program's. Small numbers are what
-// people choose.
+// groupTries bounds the groups that are tried: each may be another program's. groupsFrom avoids
+// small numbers, because people choose these.
 const (
 	groupTries = 8
 	groupsFrom = 1 << 12
 )
 
-// ListenMisses opens the socket. It writes no rule: Config.Misses does. Without nfnetlink_log in
-// the kernel it fails.
+// ListenMisses opens the socket. It writes no rule: a Standby with Config.Misses does. It fails if
+// the kernel has no nfnetlink_log.
 func ListenMisses() (m *Misses, err error) {
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
@@ -60,7 +60,7 @@ func ListenMisses() (m *Misses, err error) {
 	return nil, errors.Join(nft.Wrap("listening to missed packets (nfnetlink_log)", err), conn.Close())
 }
 
-// bind makes the group this socket's, and asks for messages without a packet.
+// bind makes the group this socket's, and requests messages without a packet.
 func (m *Misses) bind() error {
 	for _, attrs := range [][]byte{
 		nft.AppendAttr(nil, nflogCommand, []byte{nflogBind}, 0),
@@ -81,8 +81,8 @@ func (m *Misses) bind() error {
 // Group returns the log group, for Config.Misses.
 func (m *Misses) Group() uint16 { return m.group }
 
-// Receive waits for the next miss. Misses that found no room in the socket are one, too. The error
-// is net.ErrClosed after Close.
+// Receive waits for the next miss. Misses that found no room in the socket also count as one. The
+// error is net.ErrClosed after Close.
 func (m *Misses) Receive() error {
 	_, err := m.conn.Receive()
 	switch {
@@ -94,14 +94,14 @@ func (m *Misses) Receive() error {
 	return nft.Wrap("waiting for missed packets", err)
 }
 
-// Close closes the socket. Rules that log to it go on, and no process hears of it.
+// Close closes the socket. Rules continue to log to its group, but no process hears of it.
 func (m *Misses) Close() error {
 	m.closed.Store(true)
 	return m.conn.Close()
 }
 
-// servicesName is the name of the set of services that a miss is of. Each hook logs up to missRate
-// misses a second, and missBurst at once. serviceElements are written in one message.
+// servicesName is the name of the set of services whose misses are logged. Each hook logs up to
+// missRate misses a second, and missBurst at once. One message writes serviceElements elements.
 const (
 	servicesName    = "services"
 	missRate        = 50
@@ -109,7 +109,7 @@ const (
 	serviceElements = 512
 )
 
-// nft's own numbers of types; of a key of several fields each takes typeBits.
+// These are nft's own numbers of types. In a key of several fields, each takes typeBits.
 const (
 	typeIPv4     = 7
 	typeIPv6     = 8
@@ -118,10 +118,10 @@ const (
 	typeBits     = 6
 )
 
-// registerBytes is the size of the smallest register: a field of a key takes whole ones.
+// registerBytes is the size of the smallest register. A field of a key takes whole registers.
 const registerBytes = 4
 
-// bytes returns the key as the registers have it that missed loads: each field fills its registers.
+// bytes returns the key as missed loads it into registers: each field fills its registers.
 func (k key) bytes() []byte {
 	return append(append([]byte(k.address), k.protocol, 0, 0, 0, byte(k.port>>8), byte(k.port)), 0, 0)
 }
@@ -136,8 +136,8 @@ func serviceSet(family tableid.Family) []byte {
 		unix.NFTA_SET_KEY_LEN, uint32(size+2*registerBytes))
 }
 
-// missed is the rule of a base chain that logs the first packet of a flow to a service while the
-// hook is shut.
+// missed returns the rule of a base chain that logs the first packet of a flow to a service while
+// the hook is shut.
 func missed(h Hook, family tableid.Family, group uint16) rule {
 	offset, size := uint32(16), uint32(4) // of the destination in IPv4's header
 	if family == tableid.IPv6 {

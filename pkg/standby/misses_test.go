@@ -16,9 +16,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// TestMisses: what the real table translates is no miss, nor what no service is behind, nor what
-// the open copy translates. The first packet of a flow to a service that comes through is one, from
-// the node itself and from outside.
+// TestMisses: the first packet of an untranslated flow to a service must be a miss, from the node
+// itself and from outside. It is no miss if the real table or the open copy translates the flow, or
+// if it is to no service.
 func TestMisses(t *testing.T) {
 	services := map[tableid.Family]netip.Addr{tableid.IPv4: netip.MustParseAddr("192.0.2.99"), tableid.IPv6: netip.MustParseAddr("2001:db8::99")}
 	clients := map[tableid.Family]netip.Addr{tableid.IPv4: netip.MustParseAddr("192.0.2.50"), tableid.IPv6: netip.MustParseAddr("2001:db8::50")}
@@ -63,7 +63,7 @@ func TestMisses(t *testing.T) {
 	}
 }
 
-// received reports whether a miss comes within a moment.
+// received reports whether a miss arrives within a moment.
 func received(t *testing.T, m *standby.Misses) bool {
 	t.Helper()
 	must(t, m.Until(time.Now().Add(200*time.Millisecond)))
@@ -78,8 +78,8 @@ func received(t *testing.T, m *standby.Misses) bool {
 	}
 }
 
-// TestMissesFollow: the set of services is what the rules lead to, in IPv4 and IPv6, after each
-// change, whether it was built, followed or written when a hook was opened.
+// TestMissesFollow: the set of services must match the rules after each change. The copy is built,
+// followed, or written when a hook is opened.
 func TestMissesFollow(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft", "iptables-nft-restore")
@@ -107,7 +107,7 @@ func TestMissesFollow(t *testing.T) {
 	})
 }
 
-// TestMissesEnd: Close ends a Receive that waits.
+// TestMissesEnd: Close must end a Receive that waits.
 func TestMissesEnd(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		misses, err := standby.ListenMisses()

@@ -15,23 +15,23 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// nativeSets is up to how many sets a native table is copied. The kernel's time for it grows with
-// their square: 0.1 s for the 1,198 sets of 1,000 services, and 6 s for the 5,958 of 5,000 (Linux
-// 6.18, a busy machine). nativePiece is how large a transaction may become meanwhile: other writers
-// wait for one, which takes some 40 ms at 5,000 services.
+// nativeSets bounds the sets of a native table that is copied. The kernel's time for them grows
+// with their square. It took 0.1 s for the 1,198 sets of 1,000 services, and 6 s for the 5,958 of
+// 5,000 (Linux 6.18, a busy machine). nativePiece bounds a transaction of that build, in bytes.
+// Other writers wait for one transaction, which takes some 40 ms at 5,000 services.
 const (
 	nativeSets  = 8000
 	nativePiece = 32 << 10
 )
 
 // TranslateNative makes the copy of a native table, as pkg/native captured it: the same objects in
-// a table of another name, of base chains those of nat, and those that filter before nat is asked:
-// what they drop is not to be translated. The error wraps ErrUnavailable.
+// a table of another name. It copies base chains of nat, and base chains that filter before nat:
+// packets that they drop must not be translated. The error wraps ErrUnavailable.
 //
-// A table of one owner has no rules of others, so that its hooks may be opened whatever is lost.
-// What packets add to sets, such as session affinity, is as it was when the set was written. Such a
-// set keeps the room that it has in held, which is what the kernel holds of the table
-// (Standby.Held, nil: nothing): a set of another size is another set.
+// A table of one owner has no rules of others, so its hooks may be opened after any loss. The copy
+// has the elements that packets add to sets, such as session affinity, as they were when the set
+// was written. Such a set keeps the size that it has in held, because a set of another size is
+// another set. held is the kernel's copy of the table (Standby.Held, nil: none).
 func TranslateNative(src *native.Table, held *Copy) (*Copy, error) {
 	c := &Copy{ID: src.ID, chains: map[string]*chain{}, hooks: map[Hook]*hook{}}
 	switch {
@@ -67,13 +67,13 @@ func Translates(t *native.Table) bool {
 	return slices.ContainsFunc(t.Chains, func(c native.Chain) bool { return c.Base && nft.String(attr(c.Attrs, unix.NFTA_CHAIN_TYPE)) == "nat" })
 }
 
-// A nativeCopy finds what of a native table base chains of one type come to.
+// A nativeCopy finds the parts of a native table that base chains of one type reach.
 type nativeCopy struct {
 	src    *native.Table
 	chains map[string]bool
 	sets   map[string]bool
-	// filter: base chains that filter before nat is asked, and else those of nat. hooks are those
-	// of nat.
+	// filter selects the base chains that filter before nat, else the base chains of nat. hooks are
+	// the hooks of nat.
 	filter bool
 	hooks  map[Hook]*hook
 	byName map[string]*native.Chain
@@ -92,8 +92,8 @@ func newNativeCopy(src *native.Table, filter bool) *nativeCopy {
 	return n
 }
 
-// table returns the copied table: these base chains, what was found, and the gates. held is what
-// the kernel holds of it.
+// table returns the copied table: these base chains, the parts that they reach, and the gates. held
+// is the kernel's copy of it.
 func (n *nativeCopy) table(bases []native.Chain, held *Copy) *native.Table {
 	t := &native.Table{ID: n.src.ID.Family.Table(NameOf(n.src.ID)), Objects: n.src.Objects, Chains: bases}
 	t.Attrs = number(nil, unix.NFTA_TABLE_FLAGS, tableOwned)
@@ -115,14 +115,14 @@ func (n *nativeCopy) table(bases []native.Chain, held *Copy) *native.Table {
 	return t
 }
 
-// dynamicSize is for how many elements a set of the copy has room at least to which packets add.
+// dynamicSize is the least size of a copied set to which packets add elements.
 const dynamicSize = 1024
 
-// smaller returns a set with room for what it is to hold while the copy is open. The kernel takes
-// 1 MiB for a set of 65,535 elements that packets add, which is what kube-proxy has for each
-// endpoint with session affinity: 309 MiB at 1,000 services, of which 300 endpoints have it (Linux
-// 6.18). held is the set as the kernel holds it, whose room stays: what packets add since is not
-// written into it.
+// smaller returns a set with room for its elements while the copy is open. The kernel takes 1 MiB
+// for a set of 65,535 elements that packets add. kube-proxy has such a set for each endpoint with
+// session affinity. With 300 such endpoints, 1,000 services take 309 MiB (Linux 6.18). held is the
+// set as the kernel has it. Its size stays: elements that packets have added since are not written
+// into it.
 func smaller(s native.Set, held *native.Set) native.Set {
 	size := uint32(dynamicSize)
 	for int(size) < 2*len(s.Elements) {
@@ -145,7 +145,7 @@ func smaller(s native.Set, held *native.Set) native.Set {
 	return s
 }
 
-// dynamicSets returns the sets of a native copy to which packets add, by name.
+// dynamicSets returns the sets of a native copy to which packets add elements, by name.
 func (c *Copy) dynamicSets() map[string]*native.Set {
 	if c == nil || c.native == nil {
 		return nil
@@ -159,17 +159,17 @@ func (c *Copy) dynamicSets() map[string]*native.Set {
 	return all
 }
 
-// sizeOf returns for how many elements a set has room.
+// sizeOf returns the number of elements for which a set has room.
 func sizeOf(s *native.Set) uint32 {
 	return nft.AttrNumber(attr(s.Attrs, unix.NFTA_SET_DESC), unix.NFTA_SET_DESC_SIZE)
 }
 
-// sizeless returns a set's attributes but for its size.
+// sizeless returns a set's attributes without its size.
 func sizeless(attrs []byte) []byte {
 	return append(except(attrs, unix.NFTA_SET_DESC), except(attr(attrs, unix.NFTA_SET_DESC), unix.NFTA_SET_DESC_SIZE)...)
 }
 
-// except returns a list less the attributes of one kind.
+// except returns a list without the attributes of one kind.
 func except(list []byte, kind uint16) (rest []byte) {
 	for len(list) > 0 {
 		is, _, after, err := nft.NextAttr(list)
@@ -184,7 +184,8 @@ func except(list []byte, kind uint16) (rest []byte) {
 	return rest
 }
 
-// bases copies the base chains of the wanted type, each with its gate, and what they come to.
+// bases copies the base chains of the wanted type, each with its gate, and the parts that they
+// reach.
 func (n *nativeCopy) bases(found func(Hook, *native.Chain)) (all []native.Chain, err error) {
 	for i := range n.src.Chains {
 		c := &n.src.Chains[i]
@@ -203,7 +204,7 @@ func (n *nativeCopy) bases(found func(Hook, *native.Chain)) (all []native.Chain,
 	return all, nil
 }
 
-// priorityOfDNAT is where nat chains stand that translate destinations (NF_IP_PRI_NAT_DST).
+// priorityOfDNAT is the priority of nat chains that translate destinations (NF_IP_PRI_NAT_DST).
 const priorityOfDNAT = -100
 
 // base copies a base chain with its gate; nil if it is not wanted.
@@ -235,7 +236,7 @@ func (n *nativeCopy) base(c *native.Chain) (*native.Chain, Hook, error) {
 		copied.Rules = append(copied.Rules, native.Rule{Attrs: nft.AppendAttr(nil, unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, r.expressions, 0)})
 	}
 	copied.Rules = append(copied.Rules, c.Rules...)
-	if policy != nfAccept { // a policy would hold behind a gate that is shut, too
+	if policy != nfAccept { // a policy would also drop behind a gate that is shut
 		last := nft.AppendAttr(nil, unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, verdict(nil, policy), 0)
 		copied.Rules = append(copied.Rules, native.Rule{Attrs: last})
 	}
@@ -243,12 +244,11 @@ func (n *nativeCopy) base(c *native.Chain) (*native.Chain, Hook, error) {
 	return copied, h, n.rules(c)
 }
 
-// statelessly are the expressions that do the same to a packet whether they are asked once or
-// twice.
+// statelessly has the expressions that do the same to a packet if they are evaluated once or twice.
 var statelessly = map[string]bool{"immediate": true, "lookup": true, "cmp": true, "range": true, "bitwise": true, "byteorder": true,
 	"fib": true, "reject": true, "counter": true, "payload": true, "meta": true, "ct": true}
 
-// twice returns an error if an expression may not be asked by the real table and by the copy.
+// twice returns an error if the real table and the copy may not both evaluate an expression.
 func twice(e nft.Expression) error {
 	writes := map[string]uint16{"payload": unix.NFTA_PAYLOAD_SREG, "meta": unix.NFTA_META_SREG, "ct": unix.NFTA_CT_SREG}
 	if kind, may := writes[e.Name]; !statelessly[e.Name] || may && attr(e.Data, kind) != nil {
@@ -257,7 +257,7 @@ func twice(e nft.Expression) error {
 	return nil
 }
 
-// rules finds what rules lead to.
+// rules finds the chains and sets to which rules lead.
 func (n *nativeCopy) rules(c *native.Chain) error {
 	for _, r := range c.Rules {
 		err := nft.Rule{Expressions: attr(r.Attrs, unix.NFTA_RULE_EXPRESSIONS)}.Each(func(e nft.Expression) error {
@@ -316,8 +316,9 @@ func (n *nativeCopy) set(name string) error {
 	return nil
 }
 
-// putNative writes what is another in the table that is there. A difference of another kind, or one
-// that the kernel refuses, takes the table away: with more it is to be built. s.mu must be held.
+// putNative writes the difference into the existing table. It removes the table if Amend cannot
+// write the difference, or the kernel refuses it. more: the table must be built again. s.mu must be
+// held.
 func (s *Standby) putNative(c *Copy) (more bool, err error) {
 	t := s.tables[c.ID]
 	if len(t.open) > 0 {
@@ -339,7 +340,7 @@ func (s *Standby) putNative(c *Copy) (more bool, err error) {
 	return true, nil
 }
 
-// fillNative writes a native table in pieces: no packet gets behind its gates.
+// fillNative writes a native table in pieces: no packet passes its gates.
 func (s *Standby) fillNative(t *table, c *Copy, pause func() error) error {
 	t.held = c
 	return c.native.FillInPieces(min(s.cfg.Piece, nativePiece), func(b *nft.Batch) error {
@@ -350,7 +351,7 @@ func (s *Standby) fillNative(t *table, c *Copy, pause func() error) error {
 	})
 }
 
-// openNative opens hooks in one transaction with what pending has that the kernel has not yet.
+// openNative opens hooks in one transaction, with the changes of pending that the kernel lacks.
 // s.mu must be held.
 func (s *Standby) openNative(t *table, hooks []Hook, pending *Copy) error {
 	w := &writer{s: s, t: t, next: pending, whole: true, opens: hooks, b: nft.NewBatch()}
@@ -365,7 +366,7 @@ func (s *Standby) openNative(t *table, hooks []Hook, pending *Copy) error {
 	return nil
 }
 
-// setName names a set that belongs to a rule, by a name that no other one has.
+// setName returns a new name for a set that belongs to a rule.
 func (s *Standby) setName() string {
 	s.names++
 	return fmt.Sprintf("__standby%d", s.names)

@@ -33,7 +33,7 @@ func captured(t *testing.T, conn *nft.Conn, id tableid.TableID) *native.Table {
 	return r.Tables[id]
 }
 
-// nftServices is a table as kube-proxy's nftables mode writes it, of one service.
+// nftServices is a table of one service, as kube-proxy's nftables mode writes it.
 const nftServices = `table FAMILY kube-proxy {
 	map service-ips { type ADDRESS . inet_proto . inet_service : verdict; elements = { SERVICE . udp . 53 : goto service-A, SERVICE . udp . 443 : goto service-A } }
 	set affinity { type ADDRESS; size 65535; flags dynamic,timeout; timeout 1h; elements = { POD timeout 1h } }
@@ -53,8 +53,8 @@ const nftServices = `table FAMILY kube-proxy {
 }
 `
 
-// TestANativeTableIsCopied: packets fare through the copy as through kube-proxy's own table, and a
-// change is followed while the copy is shut.
+// TestANativeTableIsCopied: flows must have the same fate through the copy as through kube-proxy's
+// own table. The copy must follow a change while it is shut.
 func TestANativeTableIsCopied(t *testing.T) {
 	for _, family := range []tableid.Family{tableid.IPv4, tableid.IPv6} {
 		t.Run(family.String(), func(t *testing.T) {
@@ -139,7 +139,7 @@ func TestANativeTableIsCopied(t *testing.T) {
 	}
 }
 
-// TestKubeProxysNativeTable: what kube-proxy wrote for 100 services is copied whole.
+// TestKubeProxysNativeTable: kube-proxy's table of 100 services must be copied as a whole.
 func TestKubeProxysNativeTable(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedRoot(t)
@@ -183,7 +183,7 @@ func base(kind string, priority int32, expressions ...string) native.Chain {
 	return c
 }
 
-// TestNativeTablesThatAreNotCopied says why.
+// TestNativeTablesThatAreNotCopied: the error must say why a table is not copied.
 func TestNativeTablesThatAreNotCopied(t *testing.T) {
 	for name, table := range map[string]*native.Table{
 		"one process owns":     {ID: kubeProxy, Owner: 7},

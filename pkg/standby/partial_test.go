@@ -16,11 +16,11 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// clusters is how many random clusters and losses packets go through.
+// clusters is the number of random clusters and losses.
 var clusters = testkit.Size(16, 60)
 
 // cluster draws nat of a node as kube-proxy writes it, with rules of other owners before, between
-// and behind its jumps. Each service has one endpoint: no fate is left to chance.
+// and behind its jumps. Each service has one endpoint: no fate depends on chance.
 func (d *deck) cluster() string {
 	var chains, body strings.Builder
 	rule := func(format string, args ...any) { fmt.Fprintf(&body, "-A "+format+"\n", args...) }
@@ -77,7 +77,7 @@ func (d *deck) cluster() string {
 	return "*nat\n" + chains.String() + body.String() + "COMMIT\n"
 }
 
-// loss draws commands of iptables -t nat that take rules away, or bring another owner's.
+// loss draws commands of iptables -t nat that remove rules, or add another owner's.
 func (d *deck) loss() []string {
 	all := []string{
 		"-F", "-F PREROUTING", "-F OUTPUT", "-F POSTROUTING", "-F KUBE-SERVICES", "-F KUBE-SERVICES", "-F KUBE-POSTROUTING",
@@ -92,7 +92,7 @@ func (d *deck) loss() []string {
 	return drawn
 }
 
-// questions are flows to each service, from each kind of place.
+// questions returns flows to each service, from each kind of place.
 func questions() []flow {
 	var all []flow
 	port := uint16(2000)
@@ -113,9 +113,8 @@ func questions() []flow {
 	return all
 }
 
-// TestPartOfTheRulesIsLost: whatever part is lost, with whatever exemptions of other owners, an
-// open standby makes of a flow what all rules would have, or what those that are left do by
-// themselves.
+// TestPartOfTheRulesIsLost: a part of the rules is lost, and other owners have exemptions. With an
+// open standby, each flow must have its fate by all rules, or by the remaining rules alone.
 func TestPartOfTheRulesIsLost(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		l := newLab(t, tableid.IPv4)
@@ -130,7 +129,7 @@ func TestPartOfTheRulesIsLost(t *testing.T) {
 			s := open(t, standby.Config{})
 			must(t, s.Put(c))
 			for _, words := range losses {
-				// What is gone already cannot be deleted.
+				// A command fails if its rule is gone already.
 				_ = exec.Command("iptables-nft", append([]string{"-t", "nat"}, strings.Fields(words)...)...).Run()
 			}
 			left := l.fates(flows)

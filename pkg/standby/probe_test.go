@@ -8,7 +8,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// TestAnEmptiedStandbyChainWithMoreJumps: a chain that holds no rule is lost, however many jumps
+// TestAnEmptiedStandbyChainWithMoreJumps: an empty chain must count as lost, even if several jumps
 // lead to it.
 func TestAnEmptiedStandbyChainWithMoreJumps(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {

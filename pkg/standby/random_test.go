@@ -11,7 +11,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A deck draws random nat rules of what the copy knows, and flows that meet them.
+// A deck draws random nat rules that the copy knows, and flows that meet them.
 type deck struct {
 	*rand.Rand
 	family tableid.Family
@@ -22,7 +22,7 @@ type deck struct {
 // pickOf returns one of several.
 func pickOf[T any](d *deck, all ...T) T { return all[d.IntN(len(all))] }
 
-// address returns one of few addresses, so that rules and flows meet.
+// address draws from few addresses, so that rules and flows meet.
 func (d *deck) address(net byte) netip.Addr {
 	n := byte(1 + d.IntN(4))
 	if d.family == tableid.IPv6 {
@@ -41,17 +41,17 @@ func (d *deck) prefix(option string, net byte) string {
 	return fmt.Sprintf("%s%s %s", pickOf(d, "", "", "", "! "), option, p)
 }
 
-// Nets: 1 is where clients are, 2 are services, 3 are pods.
+// These are the nets of clients, services and pods.
 const (
 	clients  = 1
 	services = 2
 	pods     = 3
 )
 
-// ports are those that rules ask for and flows have.
+// ports are the ports in rules and flows.
 var ports = []uint16{53, 80, 81, 443}
 
-// matches draws what a rule asks. protocol is "" if it asks for none.
+// matches draws the matches of a rule. protocol is "" if they name none.
 func (d *deck) matches() (text []string, protocol string) {
 	if d.IntN(3) == 0 {
 		text = append(text, d.prefix("-s", clients))
@@ -88,7 +88,7 @@ func (d *deck) matches() (text []string, protocol string) {
 	return text, protocol
 }
 
-// to draws where a DNAT or SNAT leads.
+// to draws the new address of a DNAT or SNAT.
 func (d *deck) to(net byte, protocol string) string {
 	a := d.address(net)
 	text := a.String()
@@ -104,7 +104,7 @@ func (d *deck) to(net byte, protocol string) string {
 	return text + pickOf(d, ":800", ":800", ":800-810")
 }
 
-// flags draws how the kernel is to choose.
+// flags draws options for the kernel's choice.
 func (d *deck) flags(all ...string) string {
 	if d.IntN(4) > 0 {
 		return ""
@@ -112,7 +112,7 @@ func (d *deck) flags(all ...string) string {
 	return " " + pickOf(d, all...)
 }
 
-// sendsElsewhere draws a target for a chain of the way in.
+// sendsElsewhere draws a target for a chain on the way in.
 func (d *deck) sendsElsewhere(next []string, protocol string) string {
 	switch d.IntN(9) {
 	case 0:
@@ -134,7 +134,7 @@ func (d *deck) sendsElsewhere(next []string, protocol string) string {
 	return pickOf(d, next...)
 }
 
-// hides draws a target for a chain of the way out.
+// hides draws a target for a chain on the way out.
 func (d *deck) hides(next []string, protocol string) string {
 	switch d.IntN(8) {
 	case 0:
@@ -156,7 +156,7 @@ func (d *deck) hides(next []string, protocol string) string {
 	return pickOf(d, next...)
 }
 
-// nat draws a table. Jumps lead from a chain to later ones only.
+// nat draws a table. Jumps lead from a chain to later chains only.
 func (d *deck) nat() string {
 	var in, out []string
 	var all, body strings.Builder
@@ -204,7 +204,7 @@ func (d *deck) nat() string {
 	return all.String() + body.String() + "COMMIT\n"
 }
 
-// flows draws first packets: from outside, and of the node's own. Each has a source port of its
+// flows draws first packets, from outside and from the node itself. Each has a source port of its
 // own.
 func (d *deck) flows(n int) []flow {
 	var all []flow

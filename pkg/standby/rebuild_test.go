@@ -11,7 +11,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/standby"
 )
 
-// affinityTable is a native table with a set to which packets add, and many chains.
+// affinityTable returns a native table with many chains, and a set to which packets add elements.
 func affinityTable(priority string, clients int) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "table ip kube-proxy\ndelete table ip kube-proxy\ntable ip kube-proxy {\n")
@@ -31,8 +31,8 @@ func affinityTable(priority string, clients int) string {
 	return b.String()
 }
 
-// TestClientsOfASetAreNoChange: a set to which packets add keeps its room in the copy, so that the
-// copy is not written as a whole because of more clients.
+// TestClientsOfASetAreNoChange: packets add elements to a set. The set must keep its size in the
+// copy, so that more clients do not cause a new copy.
 func TestClientsOfASetAreNoChange(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
@@ -55,8 +55,8 @@ func TestClientsOfASetAreNoChange(t *testing.T) {
 	})
 }
 
-// TestANativeTableIsBuiltAgainInSteps: a difference that cannot be written takes the table away in
-// one step, and the next steps build it as they built it first.
+// TestANativeTableIsBuiltAgainInSteps: a difference cannot be written. One step must remove the
+// table, and the next steps must build it as before.
 func TestANativeTableIsBuiltAgainInSteps(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")

@@ -12,61 +12,60 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// This file reads one rule of the real table and says what it is in the copy. A rule may be
-// anything that any process wrote: no rule may make these functions panic.
+// This file reads one rule of the real table and decides its form in the copy. Any process may have
+// written anything: no rule may make these functions panic.
 
-// An effect is how a rule may end, or change, a packet's walk.
+// An effect is the way in which a rule may end or change a packet's walk.
 type effect uint8
 
 const (
 	nothing    effect = iota // the rule counts, logs or comments
 	ends                     // accept, drop or return
-	leads                    // it jumps or goes to another chain
+	leads                    // a jump or a goto to another chain
 	translates               // DNAT, SNAT, masquerading or redirection
 	changes                  // the mark, or a list of addresses
 )
 
-// A reading is what a rule means to the copy.
+// A reading is the meaning of a rule for the copy.
 type reading struct {
 	rule   rule
 	effect effect
 	to     string // the chain to which it leads
 	marks  uint32 // the bits of the mark that it may set
-	// changed: it changes the mark or a list, whatever else it does.
+	// changed: it changes the mark or a list, perhaps with another effect.
 	changed bool
 	key     key
 }
 
-// errExpression: a rule does what the copy does not know.
+// errExpression reports that the copy does not know an expression.
 var errExpression = errors.New("is not copied")
 
-// plainMatches are the matches of x_tables that mean the same in another table and hold nothing
-// that another process may want to delete: not ipset's, which would pin the set, and not those with
-// a state of their own, of which the copy would have a second one. recent's list is shared by its
-// name, and keeps its entries when its rules go.
+// plainMatches are the matches of x_tables that mean the same in another table. They refer to
+// nothing that another process may want to delete: a match of ipset would pin its set. They have no
+// state, because the copy would have a second one. Only recent has a list. The list is shared by
+// its name, and keeps its entries when its rules are deleted.
 var plainMatches = []string{"addrtype", "conntrack", "mark", "multiport", "recent", "sctp", "statistic", "tcp", "udp"}
 
-// A reader reads one rule.
 type reader struct {
 	family tableid.Family
-	list   []byte // of the copy's expressions so far
+	list   []byte // the copy's expressions so far
 	shadow bool   // see readShadow
 	reading
 	compat nft.Compat
 	keys   keyReader
-	// xor has the bits that the last bitwise expression may set; it counts for the one behind it.
+	// xor has the bits that the last bitwise expression may set. hadXor: that is the previous
+	// expression.
 	xor      uint32
 	hadXor   bool
 	finished bool // by a verdict, a jump or a target that translates
 }
 
-// readRule reads one rule.
 func readRule(family tableid.Family, raw nft.Rule) (reading, error) {
 	return (&reader{family: family}).read(raw)
 }
 
-// readShadow reads a rule of another owner's: what it would translate it accepts in the copy, so
-// that no later rule translates it otherwise. It may change nothing.
+// readShadow reads a rule of another owner. The copy accepts packets that the rule would translate,
+// so that no later rule translates them otherwise. The rule may change nothing.
 func readShadow(family tableid.Family, raw nft.Rule) (reading, error) {
 	got, err := (&reader{family: family, shadow: true}).read(raw)
 	if err == nil && got.changed {
@@ -85,7 +84,7 @@ func (r *reader) read(raw nft.Rule) (reading, error) {
 	return r.reading, nil
 }
 
-// keepsXT reports whether an expression of x_tables is among those that are left.
+// keepsXT reports whether the copied expressions include a match or target of x_tables.
 func (r *reader) keepsXT() bool {
 	found := false
 	_ = nft.Rule{Expressions: r.list}.Each(func(e nft.Expression) error {
@@ -95,7 +94,7 @@ func (r *reader) keepsXT() bool {
 	return found
 }
 
-// take takes in the next expression.
+// take reads the next expression.
 func (r *reader) take(e nft.Expression) error {
 	r.compat.Take(e, r.family)
 	r.keys.take(e, r.family)
@@ -140,10 +139,9 @@ func (r *reader) take(e nft.Expression) error {
 	return nil
 }
 
-// keep copies an expression as it is.
 func (r *reader) keep(e nft.Expression) { r.list = expression(r.list, e.Name, e.Data) }
 
-// bitsOf returns which bits a bitwise expression may set: register & mask ^ xor.
+// bitsOf returns the bits that a bitwise expression may set: register & mask ^ xor.
 func bitsOf(data []byte) (uint32, bool) {
 	xor := nft.AttrPath(data, unix.NFTA_BITWISE_XOR, unix.NFTA_DATA_VALUE)
 	if len(xor) != 4 {
@@ -152,13 +150,13 @@ func bitsOf(data []byte) (uint32, bool) {
 	return binary.NativeEndian.Uint32(xor), true
 }
 
-// meta takes an expression that reads something of the packet's, or sets its mark.
+// meta reads an expression that loads meta data of a packet, or sets its mark.
 func (r *reader) meta(e nft.Expression, hadXor bool) error {
 	if attr(e.Data, unix.NFTA_META_SREG) == nil {
 		r.keep(e)
 		return nil
 	}
-	// iptables sets a mark by what stood in it: load, bitwise, set.
+	// iptables computes a new mark from the old one: load, bitwise, set.
 	if nft.AttrNumber(e.Data, unix.NFTA_META_KEY) != unix.NFT_META_MARK || !hadXor {
 		return fmt.Errorf("an expression that changes the packet's meta data %w", errExpression)
 	}
@@ -197,7 +195,8 @@ func (r *reader) match(e nft.Expression) error {
 	case name == "statistic" && !atRandom(attr(e.Data, unix.NFTA_MATCH_INFO)):
 		return fmt.Errorf("match statistic that counts packets %w", errExpression)
 	case name == "recent":
-		// It writes a list even if the rule does not match in the end: the rule keeps its place.
+		// recent writes its list even if the rule does not match in the end, so the rule keeps its
+		// place.
 		r.keys.none, r.changed = true, true
 		if r.effect == nothing {
 			r.effect = changes
@@ -225,7 +224,7 @@ func (r *reader) target(e nft.Expression) error {
 		list = verdict(r.list, nfAccept)
 	}
 	r.list, r.marks = list, r.marks|marks
-	if r.effect = translates; nft.String(attr(e.Data, unix.NFTA_TARGET_NAME)) == "MARK" { // no shadow
+	if r.effect = translates; nft.String(attr(e.Data, unix.NFTA_TARGET_NAME)) == "MARK" { // a shadow refuses this
 		r.effect, r.changed = changes, true
 		return nil
 	}

@@ -36,11 +36,12 @@ func (h Hook) String() string {
 	return fmt.Sprintf("hook %d", uint32(h))
 }
 
-// A Source is what a copy is made from.
+// A Source is the input of Translate.
 type Source struct {
-	// Table is the real table, as it ought to be: read while all that is protected stood in it.
+	// RawTable is the real table, as it ought to be. It was read while all protected rules were in
+	// force.
 	nft.RawTable
-	// Protects reports whether a chain is protected. Only such chains are copied; a chain that
-	// jumps to another one is left out.
+	// Protects reports whether a chain is protected. Only protected chains are copied. A chain that
+	// jumps to an unprotected chain is left out.
 	Protects func(chain string) bool
 }

@@ -15,28 +15,28 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// Why there is no standby, as far as that says what to do. nft.ErrPermission and nft.ErrNone are
-// others.
+// These errors say why there is no standby, if the reason suggests a remedy. nft.ErrPermission and
+// nft.ErrNone are others.
 var (
 	// ErrKernel: the kernel has no tables with an owner (before Linux 5.12), or lacks nat chains.
 	ErrKernel = errors.New("the kernel cannot hold a standby")
-	// ErrTaken: another process has a table of the standby's name. A canaryd that ended this
-	// moment may be that process: the kernel removes its table soon.
+	// ErrTaken: another process has a table of the standby's name. It may be a canaryd that has
+	// just ended: the kernel removes its table soon.
 	ErrTaken = errors.New("another process has a table of the standby's name")
-	// ErrMemory: the kernel has no memory for it, perhaps because of a limit of canaryd's own
-	// control group.
+	// ErrMemory: the kernel has no memory for the table, perhaps because of a limit of canaryd's
+	// own control group.
 	ErrMemory = errors.New("there is no memory for the standby")
-	// ErrOutdated: the copy was made from an earlier one that is not what the kernel holds.
-	// Translate it again, with Standby.Held.
+	// ErrOutdated: the copy was made from an earlier copy that the kernel no longer has. Translate
+	// it again, with Standby.Held.
 	ErrOutdated = errors.New("the copy does not match the rules in the kernel")
-	// ErrNotBuilt: there is nothing that could be opened.
+	// ErrNotBuilt: there is no table whose hooks could be opened.
 	ErrNotBuilt = errors.New("no standby is built")
 )
 
-// TableName begins the names of a Standby's tables.
+// TableName is the beginning of the names of a Standby's tables.
 const TableName = "canaryd-standby"
 
-// NameOf returns the name of the copy's table: that of nat is TableName itself.
+// NameOf returns the name of the copy's table. The copy of nat has TableName itself.
 func NameOf(id tableid.TableID) string {
 	if id.Name == "nat" {
 		return TableName
@@ -44,47 +44,46 @@ func NameOf(id tableid.TableID) string {
 	return TableName + "-" + id.Name
 }
 
-// A Config says how a Standby writes. The zero value is ready for use.
+// A Config controls how a Standby writes. The zero value is ready for use.
 type Config struct {
-	// Unheard calls write, which sends one large transaction, while canaryd does not listen to
-	// the kernel's notifications; nil: it is simply called. Transactions of few messages do
-	// without.
+	// Unheard calls write while canaryd does not listen to the kernel's notifications. write sends
+	// one large transaction. Transactions of few messages are sent without Unheard. nil: all are.
 	Unheard func(write func() error) error
-	// GateMost is up to how many rules a copy's base chains hold their rules all the time, behind
-	// a gate of one set. Above, their rules are added when a hook is opened. 0: DefaultGateMost;
-	// negative: never a gate.
+	// GateMost bounds the rules of a copy whose base chains have their rules all the time, behind a
+	// gate of one set. In a larger copy, these rules are added when a hook is opened. 0:
+	// DefaultGateMost; negative: never a gate.
 	GateMost int
-	// Misses is the group of a Misses, which is to hear of packets that the real nat table did not
-	// translate; 0: no rule logs them. Those of copies of native tables do not.
+	// Misses is the group of a Misses, for packets that the real nat table did not translate; 0: no
+	// rule logs them. Copies of native tables log none.
 	Misses uint16
-	// Piece is how large a transaction may become while the copy is built, in bytes, where the
-	// socket allows it. 0: 1 MiB.
+	// Piece bounds a transaction while the copy is built, in bytes, where the socket allows it. 0:
+	// 1 MiB.
 	Piece int
 	// Room returns how many bytes of memory this process and the kernel on its behalf may still
-	// use; nil: as many as they want. A table that needs more is not built: the kernel would kill
-	// the process whose control group is full, and not refuse the transaction.
+	// use; nil: there is no limit. A table that needs more is not built: the kernel would not
+	// refuse the transaction, but kill the process whose control group is full.
 	Room func() int64
 }
 
 // DefaultGateMost is far above the 41,434 rules of 5,000 services. There opening took the processor
-// 0.7 to 2.6 ms behind a gate and 35 to 38 ms without one, for the kernel walks all chains when a
-// jump is added; following a change took 39 to 45 ms behind a gate and 13 to 22 ms without (Linux
-// 6.18, a busy machine). Changes are followed once a second, and what is outstanding when a hook is
-// to be opened has been translated before; only a change of a native table is translated then.
+// 0.7 to 2.6 ms behind a gate, and 35 to 38 ms without one. The kernel walks all chains when a jump
+// is added. Following a change took 39 to 45 ms behind a gate and 13 to 22 ms without (Linux 6.18,
+// a busy machine). Changes are followed once a second. When a hook is opened, outstanding changes
+// have been translated before. Only a change of a native table is translated then.
 const DefaultGateMost = 100_000
 
-// A Status is what is known of one table of a Standby.
+// A Status is the state of one table of a Standby.
 type Status struct {
 	Built bool
-	// Open are the hooks that are open, in the packets' order.
+	// Open are the open hooks, in the packets' order.
 	Open    []Hook
 	Chains  int
 	LeftOut int           // chains that became "accept"
 	Bytes   int           // of the last build or change, as sent
-	Took    time.Duration // of the kernel for it
+	Took    time.Duration // the kernel's time for it
 }
 
-// A Standby holds copies in the kernel, by one lasting socket. Its commits come from Port. All
+// A Standby has copies in the kernel, by one lasting socket. It sends its commits from Port. All
 // methods may be called concurrently; they wait for each other.
 type Standby struct {
 	cfg    Config
@@ -93,17 +92,17 @@ type Standby struct {
 	closed bool
 	port   atomic.Uint32
 	conn   *nft.Conn
-	// commits are the transactions that the kernel has taken.
+	// commits counts the transactions that the kernel has accepted.
 	commits atomic.Uint64
 	tables  map[tableid.TableID]*table
-	// left are tables that the kernel did not delete: they take no copy, and go first.
+	// left are tables that the kernel did not delete. They take no copy, and must be deleted first.
 	left  map[tableid.TableID]*table
-	names int // that setName has given
-	// building are the first builds that are under way.
+	names int // the names that setName has given
+	// building are the first builds in progress.
 	building map[tableid.TableID]*building
 }
 
-// dialTries is how many addresses are tried: one of a billion is taken by chance.
+// dialTries bounds the addresses that are tried: one address in a billion is taken by chance.
 const dialTries = 4
 
 // Dial opens the socket. It writes nothing. The kernel removes all tables when the socket is
@@ -140,19 +139,19 @@ func Dial(cfg Config) (*Standby, error) {
 	return s, nil
 }
 
-// smallPiece is what a socket may send whose buffer may not be raised: net.core.wmem_max is 212,992
+// smallPiece is the piece of a socket whose buffer may not be raised: net.core.wmem_max is 212,992
 // by default.
 const smallPiece = 150 << 10
 
-// Port returns the netlink address that the Standby's transactions come from.
+// Port returns the netlink address from which the Standby sends its transactions.
 func (s *Standby) Port() uint32 { return s.port.Load() }
 
-// Commits returns how many of the Standby's transactions the kernel has taken: each moved the genid
-// by one.
+// Commits returns how many of the Standby's transactions the kernel has accepted. Each increased
+// the genid by one.
 func (s *Standby) Commits() uint64 { return s.commits.Load() }
 
-// Close closes the socket, and the kernel removes all tables: 14, 29 and 70 ms at 100, 1,000 and
-// 5,000 services. The Standby cannot be used again.
+// Close closes the socket, and the kernel removes all tables. That takes 14, 29 and 70 ms at 100,
+// 1,000 and 5,000 services. The Standby cannot be used again.
 func (s *Standby) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -165,7 +164,7 @@ func (s *Standby) close() error {
 		return nil
 	}
 	for id := range s.building {
-		_ = s.giveUp(id) // what stays goes with the socket
+		_ = s.giveUp(id) // the socket's end removes the rest
 	}
 	s.closed = true
 	clear(s.tables)
@@ -173,10 +172,10 @@ func (s *Standby) close() error {
 	return errors.Join(unix.Close(s.fd), s.conn.Close())
 }
 
-// Put brings the table of the copy into the kernel: it builds it in pieces, or writes what is
-// another in the table that is there. Hooks that are open stay open. After an error of a first
-// build there is no table; after one of a change the table is what it was, or gone: Status says
-// which. The error is net.ErrClosed after Close.
+// Put writes the copy's table into the kernel. It builds a new table in pieces, and writes only the
+// difference into an existing table. Open hooks stay open. After an error of a first build there is
+// no table. After an error of a change the table is unchanged or gone: Status says which. The error
+// is net.ErrClosed after Close.
 func (s *Standby) Put(c *Copy) error {
 	for {
 		more, err := s.PutPiece(c)
@@ -186,9 +185,9 @@ func (s *Standby) Put(c *Copy) error {
 	}
 }
 
-// PutPiece is Put that returns after each transaction of a build. With more it is to be called
-// again, with this copy or a newer one. Status says when there is a table: a native one that cannot
-// be changed goes first, and the next call begins to build it.
+// PutPiece is Put that returns after each transaction of a build. more: call it again, with this
+// copy or a newer one. Status says when there is a table. A native table that cannot be changed is
+// removed first, and the next call begins to build it.
 func (s *Standby) PutPiece(c *Copy) (more bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -205,7 +204,7 @@ func (s *Standby) PutPiece(c *Copy) (more bool, err error) {
 	return false, s.follow(t, c)
 }
 
-// Held returns what the kernel holds, for Translate; nil if nothing is built.
+// Held returns the kernel's copy, for Translate; nil if nothing is built.
 func (s *Standby) Held(id tableid.TableID) *Copy {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -215,12 +214,12 @@ func (s *Standby) Held(id tableid.TableID) *Copy {
 	return nil
 }
 
-// Open opens hooks, in one transaction with what pending has that the kernel has not yet; pending
-// may be nil. Without it a hook behind a gate is opened by a packet where that can be, which waits
-// for no other process's transaction, and moves no genid. Hooks that are open stay so. If pending
-// cannot be written, nothing is opened. The caller may open without it then: what translates is out
-// of date. Copy.Openable says which hooks to open. A hook behind a gate the kernel shuts after 32 s
-// if nothing else does.
+// Open opens hooks, in one transaction with the changes of pending that the kernel lacks. If
+// pending is nil, a packet opens a hook behind a gate where that is possible. It waits for no other
+// process's transaction, and changes no genid. Open hooks stay open. If pending cannot be written,
+// no hook is opened. The caller may open without pending then, but the copy is out of date.
+// Copy.Openable says which hooks to open. The kernel shuts a hook behind a gate after 32 s if
+// canaryd does not.
 func (s *Standby) Open(id tableid.TableID, hooks []Hook, pending *Copy) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -236,9 +235,9 @@ func (s *Standby) Open(id tableid.TableID, hooks []Hook, pending *Copy) error {
 	return s.open(t, hooks, pending)
 }
 
-// Shut shuts all hooks of a table; without a table there is nothing to shut. If the kernel does
-// not do it, the table is removed, and if it does not do that either, the socket is closed with all
-// tables: no hook stays open. After that dial again.
+// Shut shuts all hooks of a table; without a table there is nothing to shut. If the kernel refuses,
+// the table is removed. If the kernel refuses that too, the socket is closed with all tables. So no
+// hook stays open. After that dial again.
 func (s *Standby) Shut(id tableid.TableID) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -249,8 +248,8 @@ func (s *Standby) Shut(id tableid.TableID) error {
 	return s.shutOrRemove(t, t.openHooks())
 }
 
-// Remove removes a table, open or not, built or not. After an error it stands and takes no copy:
-// Remove and the next build try it again.
+// Remove removes a table, open or not, built or not. After an error the table exists and takes no
+// copy: Remove and the next build try it again.
 func (s *Standby) Remove(id tableid.TableID) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -263,14 +262,14 @@ func (s *Standby) Remove(id tableid.TableID) error {
 	return nil
 }
 
-// OpenHooks returns the hooks of a table that are open, in the packets' order. It asks nothing.
+// OpenHooks returns the open hooks of a table, in the packets' order. It sends no request.
 func (s *Standby) OpenHooks(id tableid.TableID) []Hook {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.tables[id].openHooks()
 }
 
-// Status returns what is known of a table. It asks nothing, and counts all chains: 3 ms at 5,000
+// Status returns the state of a table. It sends no request, and counts all chains: 3 ms at 5,000
 // services.
 func (s *Standby) Status(id tableid.TableID) Status {
 	s.mu.Lock()
@@ -302,11 +301,11 @@ func (s *Standby) send(t *table, b *nft.Batch) error {
 	return refused(t.name, err)
 }
 
-// unheardFrom is from how many messages on a transaction is sent while canaryd does not listen, as
-// a replay is.
+// unheardFrom is the number of messages above which a transaction is sent while canaryd does not
+// listen, as a replay is.
 const unheardFrom = 512
 
-// refused says why the kernel took nothing of a transaction.
+// refused returns an error that says why the kernel refused a transaction.
 func refused(name string, err error) error {
 	switch {
 	case err == nil:

@@ -18,16 +18,16 @@ import (
 type table struct {
 	id    tableid.TableID
 	name  string
-	held  *Copy // what the kernel holds; its chains have no rules, only digests
+	held  *Copy // the kernel's copy; its chains have no rules, only digests
 	gated bool
 	open  map[Hook]bool
-	// handles are those of the rules of large chains.
+	// handles has the handles of the rules of large chains.
 	handles map[string][]uint64
 	bytes   int
 	took    time.Duration
 }
 
-// openHooks returns the hooks that are open, in the packets' order; of no table there are none.
+// openHooks returns the open hooks, in the packets' order. A nil table has none.
 func (t *table) openHooks() (open []Hook) {
 	if t == nil {
 		return nil
@@ -35,7 +35,7 @@ func (t *table) openHooks() (open []Hook) {
 	return slices.DeleteFunc(Hooks(), func(h Hook) bool { return !t.open[h] })
 }
 
-// comment is what `nft list ruleset` shows of the table's purpose.
+// comment is the table's comment in `nft list ruleset`.
 const comment = "made by canaryd, gone with it: translates while lost nat rules are put back"
 
 // make makes the empty table, in a transaction of its own.
@@ -51,7 +51,7 @@ func (s *Standby) make(t *table) error {
 	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP):
 		return fmt.Errorf("%w: its tables have no owner before Linux 5.12 (%w)", ErrKernel, err)
 	case errors.Is(err, nft.ErrPermission):
-		// EPERM is also the answer if another process owns the table.
+		// The kernel also returns EPERM if another process owns the table.
 		if _, found, asked := s.conn.Table(t.id.Family, t.name); asked == nil && found {
 			return fmt.Errorf("%w (table %s)", ErrTaken, t.name)
 		}
@@ -59,9 +59,9 @@ func (s *Standby) make(t *table) error {
 	return err
 }
 
-// remove deletes the table, which takes no copy any more whatever comes of it. If the kernel
-// refuses and a hook is open, the socket is closed; else the table is left until the next try. s.mu
-// must be held.
+// remove deletes the table, which takes no copy any more, even if that fails. If the kernel refuses
+// and a hook is open, the socket is closed; else the table is left until the next try. s.mu must be
+// held.
 func (s *Standby) remove(t *table) error {
 	delete(s.tables, t.id)
 	delete(s.left, t.id)
@@ -81,7 +81,7 @@ func (s *Standby) remove(t *table) error {
 	return err
 }
 
-// hold notes what the kernel holds now.
+// hold notes the copy that the kernel has now.
 func (t *table) hold(c *Copy) {
 	held := *c
 	held.chains = make(map[string]*chain, len(c.chains))
@@ -96,14 +96,14 @@ func (t *table) hold(c *Copy) {
 	t.held = &held
 }
 
-// shutRemoved notes that hooks are shut whose base chains a writer removed.
+// shutRemoved notes that hooks are shut because a writer removed their base chains.
 func (t *table) shutRemoved(w *writer) {
 	for _, h := range w.removed {
 		delete(t.open, h)
 	}
 }
 
-// follow writes what is another. s.mu must be held.
+// follow writes the difference. s.mu must be held.
 func (s *Standby) follow(t *table, c *Copy) error {
 	t.bytes, t.took = 0, 0
 	w := &writer{s: s, t: t, next: c}
@@ -120,7 +120,7 @@ func (s *Standby) follow(t *table, c *Copy) error {
 	return err
 }
 
-// open opens hooks in one transaction, with all that pending has. s.mu must be held.
+// open opens hooks in one transaction, with all changes of pending. s.mu must be held.
 func (s *Standby) open(t *table, hooks []Hook, pending *Copy) error {
 	w := &writer{s: s, t: t, next: pending, whole: true, opens: hooks}
 	if pending == nil {
@@ -150,11 +150,11 @@ func (s *Standby) openByKnock(t *table, hooks []Hook) error {
 	if err == nil {
 		return nil
 	}
-	t.opened(hooks, t.held) // some may be
+	t.opened(hooks, t.held) // some may be open
 	return errors.Join(err, knocked, s.shutOrRemove(t, hooks))
 }
 
-// opened notes that the kernel has opened those of the hooks that the copy has.
+// opened notes that the kernel has opened hooks, if the copy has them.
 func (t *table) opened(hooks []Hook, c *Copy) {
 	for _, h := range hooks {
 		if c.hooks[h] != nil {
@@ -163,8 +163,8 @@ func (t *table) opened(hooks []Hook, c *Copy) {
 	}
 }
 
-// shutOrRemove shuts hooks that are open, or takes the table away, so that none of them stays so.
-// s.mu must be held.
+// shutOrRemove shuts open hooks, or removes the table, so that no hook stays open. s.mu must be
+// held.
 func (s *Standby) shutOrRemove(t *table, hooks []Hook) error {
 	if err := s.shut(t, hooks); err != nil {
 		return errors.Join(err, s.remove(t))
@@ -172,7 +172,7 @@ func (s *Standby) shutOrRemove(t *table, hooks []Hook) error {
 	return nil
 }
 
-// shut shuts hooks that are open. s.mu must be held.
+// shut shuts open hooks. s.mu must be held.
 func (s *Standby) shut(t *table, hooks []Hook) error {
 	b := nft.NewBatch()
 	for _, h := range hooks {

@@ -13,18 +13,18 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// vital are chains without which no copy translates rightly.
+// vital are the chains without which no copy translates correctly.
 var vital = []string{"KUBE-SERVICES", "KUBE-MARK-MASQ", "KUBE-POSTROUTING"}
 
-// seed is of all digests of this process.
+// seed is the seed of all digests of this process.
 var seed = maphash.MakeSeed()
 
-// Translate makes the copy of a nat table. With before, an earlier copy of the same table, it reads
-// only the chains whose version is another one. The error wraps ErrUnavailable if the table cannot
-// be copied; no error is another one.
+// Translate makes the copy of a nat table. before is an earlier copy of the same table, or nil.
+// Translate reads only the chains whose version has changed since. All errors wrap ErrUnavailable:
+// the table cannot be copied.
 //
-// Chains that protected rules of base chains lead to are copied, each as a whole or not at all: see
-// Copy.LeftOut.
+// The chains to which protected rules of base chains lead are copied, each as a whole or not at
+// all: see Copy.LeftOut.
 func Translate(src Source, before *Copy) (*Copy, error) {
 	t := &translator{src: src, before: before, out: &Copy{ID: src.ID, chains: map[string]*chain{}, hooks: map[Hook]*hook{}}}
 	if before == nil || before.ID != src.ID {
@@ -49,7 +49,7 @@ func Translate(src Source, before *Copy) (*Copy, error) {
 	return t.out, nil
 }
 
-// services gathers what a packet may be sent to by a base chain that translates destinations.
+// services gathers the services to which base chains that translate destinations lead.
 func (t *translator) services() {
 	for _, h := range []Hook{Prerouting, Output} {
 		if base := t.out.hooks[h]; base != nil {
@@ -62,8 +62,9 @@ func (t *translator) services() {
 	t.out.services = slices.Compact(t.out.services)
 }
 
-// vital reports why the copy cannot translate rightly. A chain that postrouting comes to is needed
-// as well: what is accepted there, although it was sent elsewhere, would not be masqueraded.
+// vital reports why the copy cannot translate correctly. Chains that postrouting reaches must not
+// be left out either: packets with another destination would be accepted there without
+// masquerading.
 func (t *translator) vital() error {
 	needed := slices.Clone(vital)
 	if h := t.out.hooks[Postrouting]; h != nil {
@@ -85,21 +86,20 @@ func (t *translator) vital() error {
 	return nil
 }
 
-// A translator makes one copy.
 type translator struct {
 	src    Source
 	before *Copy
 	out    *Copy
 }
 
-// hook copies a base chain, if it has a rule that is protected.
+// hook copies a base chain, if it has a protected rule.
 func (t *translator) hook(name string, base *nft.Chain) error {
 	if base.Kind != "nat" || !slices.Contains(Hooks(), Hook(base.Hook)) {
 		return nil
 	}
 	h := &hook{name: name, priority: base.Priority, body: &chain{}}
 	var rules []nft.Rule
-	last := -1 // of the protected rules
+	last := -1 // the last protected rule
 	for raw := range t.src.Chains[name].Rules {
 		if of, counts := fingerprint(t.src.ID.Family, raw); counts {
 			ours := t.ours(raw)
@@ -136,8 +136,8 @@ func (t *translator) hook(name string, base *nft.Chain) error {
 	return nil
 }
 
-// others copies another owner's rule that stands before ours, with the chains to which it leads.
-// What they would translate, they accept: it is left alone, and no rule of ours translates it.
+// others copies another owner's rule before ours, with the chains to which it leads. The copy
+// accepts packets that they would translate, so no rule of ours translates these.
 func (t *translator) others(h *hook, raw nft.Rule) error {
 	read, err := readShadow(t.src.ID.Family, raw)
 	if err != nil {
@@ -154,7 +154,7 @@ func (t *translator) others(h *hook, raw nft.Rule) error {
 	return nil
 }
 
-// shadow makes the copy of another owner's chain and of those to which it leads.
+// shadow copies another owner's chain and the chains to which it leads.
 func (t *translator) shadow(name string, made map[string]*chain) error {
 	if made[name] != nil || t.out.chains[name] != nil {
 		return nil
@@ -178,10 +178,10 @@ func (t *translator) shadow(name string, made map[string]*chain) error {
 	return nil
 }
 
-// ours reports whether a rule of a base chain is protected. It need not be one that can be copied.
+// ours reports whether a rule of a base chain is protected, even if it cannot be copied.
 func (t *translator) ours(raw nft.Rule) bool {
 	found := false
-	_ = raw.Each(func(e nft.Expression) error { // what cannot be read leads nowhere
+	_ = raw.Each(func(e nft.Expression) error { // an unreadable rule leads nowhere
 		to := nft.AttrPath(e.Data, unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VERDICT, unix.NFTA_VERDICT_CHAIN)
 		found = found || e.Name == "immediate" && to != nil && t.src.Protects(nft.String(to))
 		return nil
@@ -189,7 +189,6 @@ func (t *translator) ours(raw nft.Rule) bool {
 	return found
 }
 
-// add adds a rule to a chain.
 func (c *chain) add(r reading) {
 	if r.effect == nothing {
 		return
@@ -205,7 +204,7 @@ func (c *chain) add(r reading) {
 	}
 }
 
-// reach copies the chains that protected rules lead to.
+// reach copies the chains to which protected rules lead.
 func (t *translator) reach() {
 	var next []string
 	for _, h := range t.out.hooks {
@@ -225,7 +224,6 @@ func (t *translator) reach() {
 	}
 }
 
-// chain copies a regular chain.
 func (t *translator) chain(name string) *chain {
 	src := t.src.Chains[name]
 	if src.LeftOut {
@@ -254,7 +252,7 @@ func (t *translator) chain(name string) *chain {
 	return c
 }
 
-// mayLead reports why no copied rule may lead to a chain.
+// mayLead returns an error if no copied rule may lead to a chain.
 func (t *translator) mayLead(to string) error {
 	switch c, exists := t.src.Chains[to]; {
 	case !exists:
@@ -267,8 +265,8 @@ func (t *translator) mayLead(to string) error {
 	return nil
 }
 
-// closeLeftOut gives the chains that are left out their only rule. It comes last: which bits of the
-// mark may be set is known now.
+// closeLeftOut gives the chains that are left out their only rule. It is the last step: the bits of
+// the mark that rules may set are known now.
 func (t *translator) closeLeftOut() {
 	for _, c := range t.out.chains {
 		if c.leftOut != "" {
@@ -277,8 +275,8 @@ func (t *translator) closeLeftOut() {
 	}
 }
 
-// fingerprint returns one number for a rule of the real base chain, comments and counters aside. A
-// rule that does nothing to packets, such as a mark of canaryd's own, does not count.
+// fingerprint returns one number for a rule of the real base chain, without comments and counters.
+// A rule that does nothing to packets, such as a mark of canaryd's own, does not count.
 func fingerprint(family tableid.Family, raw nft.Rule) (of uint64, counts bool) {
 	read, err := readRule(family, raw)
 	if err != nil {
@@ -287,7 +285,6 @@ func fingerprint(family tableid.Family, raw nft.Rule) (of uint64, counts bool) {
 	return read.rule.digest(), read.effect != nothing
 }
 
-// digest is one number for the rule.
 func (r rule) digest() uint64 {
 	var h maphash.Hash
 	h.SetSeed(seed)

@@ -20,7 +20,7 @@ func xt(kind, name string, revision uint32, info ...byte) nft.Expression {
 	return nft.Expression{Name: kind, Data: data}
 }
 
-// listOf writes a rule.
+// listOf returns a rule of these expressions.
 func listOf(all ...nft.Expression) nft.Rule {
 	var list []byte
 	for _, e := range all {
@@ -48,7 +48,7 @@ func verdictOf(code int32) nft.Expression {
 	return e
 }
 
-// range1 returns struct nf_nat_ipv4_multi_range_compat with so many ranges.
+// range1 returns struct nf_nat_ipv4_multi_range_compat with that number of ranges.
 func range1(ranges, flags uint32) []byte {
 	b := binary.NativeEndian.AppendUint32(binary.NativeEndian.AppendUint32(nil, ranges), flags)
 	return append(b, 10, 0, 0, 1, 10, 0, 0, 1, 0, 80, 0, 80, 0, 0, 0, 0)
@@ -60,8 +60,8 @@ func range2(flags uint32) []byte {
 	return append(b, make([]byte, 44)...)
 }
 
-// TestWhatIsCopied says of each kind of rule what the copy makes of it: an effect, or nothing at
-// all because the rule's chain is left out.
+// TestWhatIsCopied: each kind of rule must have its effect in the copy, or an error that leaves out
+// its chain.
 func TestWhatIsCopied(t *testing.T) {
 	const v4, v6 = tableid.IPv4, tableid.IPv6
 	meta := func(key, register uint16, value uint32) nft.Expression {
@@ -76,7 +76,7 @@ func TestWhatIsCopied(t *testing.T) {
 		list   []nft.Expression
 		want   effect
 		marks  uint32
-		bad    string // in the reason why not
+		bad    string // a part of the error
 	}{
 		{"a counter", v4, []nft.Expression{{Name: "counter"}}, nothing, 0, ""},
 		{"a comment", v4, []nft.Expression{xt("match", "comment", 0, 'x')}, nothing, 0, ""},
@@ -149,7 +149,7 @@ func sourceOf(chains map[string][]nft.Rule) Source {
 	return src
 }
 
-// TestChainsThatCannotBeCopied: such a chain takes no other along, unless nothing would be right
+// TestChainsThatCannotBeCopied: such a chain must be left out alone, unless no copy is correct
 // without it.
 func TestChainsThatCannotBeCopied(t *testing.T) {
 	odd := listOf(xt("match", "hashlimit", 3))
@@ -194,8 +194,8 @@ func TestChainsThatCannotBeCopied(t *testing.T) {
 	}
 }
 
-// TestAChainThatIsProtectedNoMore: chains that lead to it are read again, although they are the
-// same.
+// TestAChainThatIsProtectedNoMore: a chain is no longer protected. Chains that lead to it must be
+// read again, although their versions are the same.
 func TestAChainThatIsProtectedNoMore(t *testing.T) {
 	src := sourceOf(map[string][]nft.Rule{"KUBE-SERVICES": {listOf(jump("KUBE-SVC"))}, "KUBE-SVC": {listOf(jump("KUBE-SEP"))}, "KUBE-SEP": {listOf(verdictOf(nfAccept))}})
 	for name, c := range src.Chains {
@@ -219,7 +219,8 @@ func TestAChainThatIsProtectedNoMore(t *testing.T) {
 	}
 }
 
-// TestAChainThatIsLeftOutByNow: it is not taken for unchanged, although its version is the same.
+// TestAChainThatIsLeftOutByNow: such a chain must not count as unchanged, although its version is
+// the same.
 func TestAChainThatIsLeftOutByNow(t *testing.T) {
 	src := sourceOf(map[string][]nft.Rule{"KUBE-SERVICES": {listOf(jump("KUBE-SVC"))}, "KUBE-SVC": {listOf(verdictOf(nfAccept))}})
 	svc := src.Chains["KUBE-SVC"]
@@ -240,9 +241,9 @@ func TestAChainThatIsLeftOutByNow(t *testing.T) {
 	}
 }
 
-// TestOtherOwnersRules: those before ours are copied, with the chains to which they lead, and what
-// they would translate they accept. Where they cannot be copied the hook is blocked. Those behind
-// ours mean nothing.
+// TestOtherOwnersRules: rules before ours are copied, with the chains to which they lead. The copy
+// must accept packets that they would translate. If they cannot be copied, the hook is blocked.
+// Rules behind ours do not matter.
 func TestOtherOwnersRules(t *testing.T) {
 	ours, accepts, logs, leads := listOf(jump("KUBE-SERVICES")), listOf(verdictOf(nfAccept)), listOf(xt("target", "LOG", 0)), listOf(jump("DOCKER"))
 	set := listOf(xt("match", "set", 4), verdictOf(nfAccept))
@@ -301,7 +302,8 @@ func TestOtherOwnersRules(t *testing.T) {
 	}
 }
 
-// FuzzTranslate: whatever bytes a rule has, the copy has only expressions of its list, in full.
+// FuzzTranslate: a rule may have any bytes. The copy must have only expressions of its list, in
+// full.
 func FuzzTranslate(f *testing.F) {
 	for _, r := range []nft.Rule{
 		listOf(xt("match", "tcp", 0, make([]byte, 16)...), xt("target", "DNAT", 2, range2(3)...)),

@@ -15,8 +15,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A lab is a node with two links: frames that are written to one side of "in" come in from outside,
-// and what is sent beyond the node leaves by "out". Conntrack says what became of each flow.
+// A lab is a node with two links. Frames that are written to the other side of "in" arrive from
+// outside, and packets beyond the node leave by "out". Conntrack has the fate of each flow.
 type lab struct {
 	*testing.T
 	family tableid.Family
@@ -26,7 +26,7 @@ type lab struct {
 	zones  string           // of the flows that were sent last
 }
 
-// node are the node's own addresses, on "in".
+// node has the node's own addresses, on "in".
 var node = map[tableid.Family]netip.Addr{tableid.IPv4: netip.MustParseAddr("192.0.2.1"), tableid.IPv6: netip.MustParseAddr("2001:db8::1")}
 
 // newLab makes the links of this namespace.
@@ -67,7 +67,7 @@ route add ::/0 dev out
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = unix.Close(fd) })
-	// What is left of the mark when a flow's first packet leaves stays with the flow.
+	// The flow keeps the mark that its first packet has when it leaves.
 	nstest.CommandInput(t, fmt.Sprintf(`table %s marks {
 	chain leaving { type filter hook postrouting priority 300; ct mark set meta mark; }
 	chain arriving { type filter hook input priority 300; ct mark set meta mark; }
@@ -78,19 +78,19 @@ route add ::/0 dev out
 	return &lab{T: t, family: family, wire: fd, index: wire.Index, mac: link.HardwareAddr}
 }
 
-// A flow is the first packet of one.
+// A flow is the first packet of a flow.
 type flow struct {
 	Protocol uint8
 	From, To netip.AddrPort
 }
 
-// A fate is what became of a flow.
+// A fate is the result of the rules for a flow.
 type fate struct {
 	From, To netip.AddrPort // as they are behind the rules
 	Mark     uint32
 }
 
-// send sends a first packet: from outside over the wire, one of the node's own from a socket.
+// send sends a first packet: over the wire from outside, or from a socket of the node's own.
 func (l *lab) send(f flow) {
 	l.Helper()
 	if f.From.Addr() == node[l.family] || f.From.Addr().IsLoopback() {
@@ -108,7 +108,7 @@ func (l *lab) sendOut(f flow) {
 	if err != nil {
 		l.Fatal(err)
 	}
-	_, _ = c.Write([]byte("?")) // an answer that nothing listens may be there already
+	_, _ = c.Write([]byte("?")) // the answer that nothing listens may have arrived already
 	_ = c.Close()
 }
 
@@ -138,8 +138,9 @@ func (l *lab) frame(f flow) []byte {
 	return append(append(append(out, f.From.Addr().AsSlice()...), f.To.Addr().AsSlice()...), transport...)
 }
 
-// fates sends flows and returns what became of them. One that has no entry is left out. Each flow
-// has a zone of its own, by its source port: no port that another one took matters to it.
+// fates sends flows and returns their fates, without flows that have no entry in conntrack. Each
+// flow has a zone of its own, by its source port, so that the ports of other flows do not matter to
+// it.
 func (l *lab) fates(flows []flow) map[flow]fate {
 	l.Helper()
 	zones := ""

@@ -11,25 +11,24 @@ import (
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
-// A writer writes the difference between what the kernel holds and the next copy.
+// A writer writes the difference between the kernel's copy and the next copy.
 type writer struct {
 	s    *Standby
 	t    *table
 	next *Copy
-	// first: no packet can come to the table yet, so that a transaction may end within a chain.
-	// whole: all must be one transaction.
+	// first: no packet can reach the table yet, so a transaction may end within a chain. whole: all
+	// must be one transaction.
 	first, whole  bool
-	pause         func() error // is called behind each transaction but the last; nil: nothing is
+	pause         func() error // called after each transaction but the last; nil: no pause
 	opens         []Hook
-	removed       []Hook   // base chains that go: an open one is shut by that
-	changed, gone []string // chains: those that are new or others, and those that the copy has no more
+	removed       []Hook   // removed base chains, which shuts their hooks
+	changed, gone []string // chains that are new or differ, and chains that the copy no longer has
 	b             *nft.Batch
 	sent          int // transactions
 	bytes         int
 	took          time.Duration
 }
 
-// write writes all of it.
 func (w *writer) write() error {
 	w.b = nft.NewBatch()
 	steps := []func() error{w.newChains, w.newRules, w.hooks, w.services, w.oldChains, w.open}
@@ -49,8 +48,8 @@ func (w *writer) write() error {
 	return w.flush()
 }
 
-// find finds the chains that are others: mostly a few of thousands. The error is ErrOutdated if
-// the copy lacks the rules of one.
+// find finds the chains that differ: mostly a few of thousands. The error is ErrOutdated if the
+// copy lacks the rules of such a chain.
 func (w *writer) find() error {
 	for name, c := range w.next.chains {
 		if w.same(name, c) {
@@ -71,7 +70,7 @@ func (w *writer) find() error {
 	return nil
 }
 
-// same reports whether the kernel holds the chain as it is.
+// same reports whether the kernel has the same chain.
 func (w *writer) same(name string, c *chain) bool {
 	was := w.t.held.chains[name]
 	return was == c || was != nil && slices.Equal(was.digests, c.digests)
@@ -88,9 +87,9 @@ func (w *writer) cut() error {
 	return w.pause()
 }
 
-// flush sends what was written, if it has content.
+// flush sends the transaction, if it has content.
 func (w *writer) flush() error {
-	if w.b.Messages() < 2 { // the beginning
+	if w.b.Messages() < 2 { // the beginning only
 		return nil
 	}
 	w.t.bytes, w.t.took = 0, 0
@@ -129,7 +128,7 @@ func (w *writer) newRules() error {
 	return nil
 }
 
-// chain writes the rules of a chain that the kernel holds otherwise, or not at all.
+// chain writes the rules of a chain that the kernel lacks, or has with other rules.
 func (w *writer) chain(name string, c *chain) error {
 	handles := w.t.handles[name]
 	delete(w.t.handles, name)
@@ -152,7 +151,7 @@ func (w *writer) chain(name string, c *chain) error {
 	return nil
 }
 
-// rule writes a rule before the one with that handle, or at the end with 0.
+// rule writes a rule before the rule with that handle, or at the end if before is 0.
 func (w *writer) rule(chain string, r rule, before uint64) {
 	flags := netlink.Create
 	if before == 0 {
@@ -169,7 +168,7 @@ func (w *writer) rule(chain string, r rule, before uint64) {
 	w.b.End()
 }
 
-// hooks writes the base chains, and removes those that the copy has no more.
+// hooks writes the base chains, and removes the base chains that the copy no longer has.
 func (w *writer) hooks() error {
 	for _, h := range Hooks() {
 		was, is := w.t.held.hooks[h], w.next.hooks[h]
@@ -200,7 +199,7 @@ func (w *writer) body(h *hook) {
 	}
 }
 
-// gated writes what a base chain has behind a gate, and the gate.
+// gated writes the rules of a base chain with a gate.
 func (w *writer) gated(h Hook, is *hook) {
 	if group := w.s.cfg.Misses; group != 0 && (h == Prerouting || h == Output) {
 		w.rule(is.name, missed(h, w.t.id.Family, group), 0)
@@ -211,7 +210,7 @@ func (w *writer) gated(h Hook, is *hook) {
 	w.body(is)
 }
 
-// gates writes the sets of all hooks, also of those that the copy does not have: a later one may.
+// gates writes the sets of all hooks. A later copy may have a hook that this copy lacks.
 func (w *writer) gates() {
 	for i, h := range Hooks() {
 		w.set(setOf(h), uint32(i), gateSet())
@@ -221,7 +220,7 @@ func (w *writer) gates() {
 	}
 }
 
-// set writes a set, of which no other one of the transaction has the number.
+// set writes a set. Its number n is unique in the transaction.
 func (w *writer) set(name string, n uint32, attrs []byte) {
 	w.b.Begin(unix.NFT_MSG_NEWSET, netlink.Create|netlink.Excl, w.t.id.Family)
 	w.b.Text(unix.NFTA_SET_TABLE, w.t.name)
@@ -231,7 +230,7 @@ func (w *writer) set(name string, n uint32, attrs []byte) {
 	w.b.End()
 }
 
-// services writes which services came and went.
+// services writes the added and removed services.
 func (w *writer) services() error {
 	if w.s.cfg.Misses == 0 || !w.t.gated {
 		return nil
@@ -260,7 +259,7 @@ func (w *writer) services() error {
 	return nil
 }
 
-// difference returns what came and what went between two ordered lists without doubles.
+// difference returns the added and removed keys of two sorted lists without duplicates.
 func difference(was, is []key) (came, went []key) {
 	for len(was) > 0 || len(is) > 0 {
 		switch {
@@ -298,7 +297,8 @@ func (w *writer) removeHook(h Hook, was *hook) {
 	}
 }
 
-// oldChains removes the chains that the copy has no more: first what leads to them.
+// oldChains removes the chains that the copy no longer has. It empties all of them first, because
+// they may lead to each other.
 func (w *writer) oldChains() error {
 	for _, name := range w.gone {
 		delete(w.t.handles, name)
@@ -311,7 +311,7 @@ func (w *writer) oldChains() error {
 	return nil
 }
 
-// open opens the hooks that are to be opened and are not yet.
+// open opens the wanted hooks that are not open yet.
 func (w *writer) open() error {
 	for _, h := range w.opens {
 		is := w.next.hooks[h]
@@ -326,7 +326,6 @@ func (w *writer) open() error {
 	return nil
 }
 
-// beginChain begins a message about a chain.
 func beginChain(b *nft.Batch, t *table, message uint16, flags netlink.HeaderFlags, name string) {
 	b.Begin(message, flags, t.id.Family)
 	b.Text(unix.NFTA_CHAIN_TABLE, t.name)

@@ -11,8 +11,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// This file makes native expressions of x_tables' targets of nat. The kernel takes those targets in
-// a table with the name nat only (xt_check_target). Formats: linux/netfilter/nf_nat.h.
+// This file turns x_tables' nat targets into native expressions. The kernel accepts these targets
+// only in a table with the name nat (xt_check_target). Formats: linux/netfilter/nf_nat.h.
 
 // Flags of a range of addresses and ports (NF_NAT_RANGE_*).
 const (
@@ -29,7 +29,7 @@ const (
 	addressesFrom = 4
 )
 
-// A span is a range to which addresses and ports are mapped, the values in network order.
+// A span is a range to which addresses and ports are mapped, with values in network order.
 type span struct {
 	flags                uint32
 	minAddr, maxAddr     []byte
@@ -37,8 +37,8 @@ type span struct {
 	hasAddress, hasPorts bool
 }
 
-// readSpan reads what a target of x_tables says about its range. layout is the revision for DNAT
-// and SNAT, and 0 for others.
+// readSpan reads the range of an x_tables target. layout is the revision for DNAT and SNAT, and 0
+// for others.
 func readSpan(family tableid.Family, layout uint32, info []byte) (span, error) {
 	var s span
 	switch {
@@ -70,8 +70,8 @@ func readSpan(family tableid.Family, layout uint32, info []byte) (span, error) {
 	return s, nil
 }
 
-// registers loads the range's values, and names the registers in a nat expression's attributes. The
-// numbers are the attributes' for the lowest and highest port, which differ by expression.
+// ports loads the range's ports into registers, and names these in a nat expression's attributes.
+// lowest and highest are the attributes for the ports, which differ by expression.
 func (s span) ports(list, attrs []byte, lowest, highest uint16) (newList, newAttrs []byte) {
 	if !s.hasPorts {
 		return list, attrs
@@ -85,8 +85,8 @@ func (s span) ports(list, attrs []byte, lowest, highest uint16) (newList, newAtt
 	return list, attrs
 }
 
-// withFlags adds the flags that say how the kernel chooses, and that it maps ports: of masq the
-// ports themselves do not say so, and the flags of redir replace what its ports have set
+// withFlags adds the flags that say how the kernel chooses, and that it maps ports. The ports of
+// masq do not imply the latter. The flags of redir replace the flags that its ports have set
 // (nft_masq_init and nft_redir_init, Linux 6.18).
 func (s span) withFlags(attrs []byte, kind uint16) []byte {
 	if flags := s.flags & (choosing | mapPorts); flags != 0 {
@@ -95,7 +95,6 @@ func (s span) withFlags(attrs []byte, kind uint16) []byte {
 	return attrs
 }
 
-// nat writes DNAT or SNAT.
 func (s span) nat(list []byte, family tableid.Family, kind uint32) []byte {
 	attrs := number(number(nil, unix.NFTA_NAT_TYPE, kind), unix.NFTA_NAT_FAMILY, uint32(family))
 	if s.hasAddress {
@@ -110,8 +109,8 @@ func (s span) nat(list []byte, family tableid.Family, kind uint32) []byte {
 	return expression(list, "nat", s.withFlags(attrs, unix.NFTA_NAT_FLAGS))
 }
 
-// translateTarget appends what an xt target means, and returns the bits of the mark that it may
-// set.
+// translateTarget appends the native form of an x_tables target, and returns the bits of the mark
+// that it may set.
 func translateTarget(list []byte, family tableid.Family, e nft.Expression) (out []byte, marks uint32, err error) {
 	name := nft.String(nft.AttrPath(e.Data, unix.NFTA_TARGET_NAME))
 	revision := nft.AttrNumber(e.Data, unix.NFTA_TARGET_REV)
