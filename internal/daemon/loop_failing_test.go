@@ -12,8 +12,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
-// wantFailing fails unless headline and readiness say why the replay fails, with advice, and no
-// face that all may read quotes a rule.
+// wantFailing fails unless headline and readiness give the reason of the failing replay, with
+// advice.
 func (r *rig) wantFailing(reason, advice string) {
 	r.t.Helper()
 	s := r.d.Status()

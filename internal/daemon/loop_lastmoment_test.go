@@ -23,7 +23,7 @@ func (r *rig) youngPod() {
 	}
 }
 
-// wantYoungPod fails unless the pod's rules stand, once each, or none of them does.
+// wantYoungPod fails unless the pod's rules are in force, once each, or none is, as stands says.
 func (r *rig) wantYoungPod(when string, stands bool) {
 	r.t.Helper()
 	for _, f := range r.fake.Families() {

@@ -16,8 +16,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// wantNothing fails unless the daemon says that nothing is protected, that it is ready
-// all the same, and what was found.
+// wantNothing fails unless the daemon reports that nothing is protected, that it is ready anyway,
+// and the texts about the other rules.
 func (r *rig) wantNothing(texts ...string) {
 	r.t.Helper()
 	s := r.d.Status()

@@ -30,7 +30,7 @@ var removeService = section(rules.Nat,
 	"-X KUBE-SVC-LATECOMER2345672",
 	"-X KUBE-SEP-LATECOMER2345673")
 
-// wantNoLoss fails if canaryd took what an owner did for a loss, or wrote
+// wantNoLoss fails if canaryd recorded an owner's change as a loss, or wrote
 // rules of the owner's.
 func (r *rig) wantNoLoss(moved series) {
 	r.t.Helper()
@@ -40,7 +40,7 @@ func (r *rig) wantNoLoss(moved series) {
 	}
 }
 
-// wantNothingPending fails if canaryd has still to learn what an owner did.
+// wantNothingPending fails if canaryd has still to learn an owner's change.
 func (r *rig) wantNothingPending() {
 	r.t.Helper()
 	if s := r.d.Status(); !s.LearningPendingSince.IsZero() {

@@ -108,7 +108,7 @@ func TestAProxyThatLeftStaysAway(t *testing.T) {
 	})
 }
 
-// wantNothingOf fails if the chain stands in any table.
+// wantNothingOf fails if any table has the chain.
 func (r *rig) wantNothingOf(chain string) {
 	r.t.Helper()
 	for f, tables := range r.tables() {

@@ -116,7 +116,7 @@ func judged(s scenario.Scenario) scenario.Lost {
 	return lost
 }
 
-// wantRecord fails unless a flush record says what the scenario says.
+// wantRecord fails unless a flush record has the losses of the scenario.
 func wantRecord(t *testing.T, record api.Flush, lost scenario.Lost) {
 	t.Helper()
 	var families []rules.Family

@@ -608,7 +608,7 @@ func (k *fakeNative) leaveOut(id tableid.TableID) {
 
 var errNativeBroken = errors.New("the kernel does not answer")
 
-// wantNative fails unless a table stands with the content of want.
+// wantNative fails unless the kernel has a table with the content of want.
 func (k *fakeNative) wantNative(t *testing.T, want *native.Table) {
 	t.Helper()
 	now := k.standing(want.ID)

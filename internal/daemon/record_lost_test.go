@@ -8,8 +8,8 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 )
 
-// wantCounts fails unless what a record says of its chains adds up to what it
-// says of its tables, and these to the total.
+// wantCounts fails unless a record's counts of chains add up to its counts of
+// tables, and these to the total.
 func wantCounts(t *testing.T, record api.Flush) {
 	t.Helper()
 	if record.ID == "" || record.Attempts < 1 {

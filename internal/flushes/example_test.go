@@ -11,7 +11,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A record gets what each table lost, and the process that took it; it ends with the absence.
+// A record gets the losses of each table and the processes that caused them. It ends with the absence.
 func Example() {
 	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	record := api.Flush{ID: "6a5f", Time: start, Outcome: api.Pending}

@@ -213,8 +213,8 @@ type Rewrite struct {
 	Place  Place
 }
 
-// Silently calls write while neither the mirror nor others listen, because the
-// kernel notifies each listener of each rule, in messages as large as a dump's.
+// Silently calls write while neither the mirror nor others listen. The kernel
+// notifies each listener of each rule, in messages as large as a dump's.
 // write sends one non-empty transaction that changes only the chains in written.
 // No change of another process is lost: the genid reveals a commit meanwhile.
 // Then the mirror reads everything again, and others get ErrOverflow.

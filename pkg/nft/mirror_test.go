@@ -96,7 +96,7 @@ func (x mirrorTest) kernel(t *testing.T) (words map[string][]string, genid uint3
 	return words, genid
 }
 
-// want fails the test if the mirror is not what the kernel has.
+// want fails the test if the mirror differs from the kernel.
 func (x mirrorTest) want(t *testing.T, after string) {
 	t.Helper()
 	got, at := x.read(t)

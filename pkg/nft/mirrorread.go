@@ -9,7 +9,7 @@ import (
 // table at once.
 
 // A Content is a chain's content at one moment. Equal contents are the same rules
-// in every sense: while a table exists, a new rule reuses a handle only if it
+// in every sense. While a table exists, a new rule reuses a handle only if it
 // replaces that handle's rule.
 type Content struct {
 	IDs     []RuleID

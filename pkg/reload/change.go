@@ -79,7 +79,7 @@ type Agreement map[rules.TableID]string
 // MarshalJSON writes digests by family and table.
 func (a Agreement) MarshalJSON() ([]byte, error) { return tableid.Marshal(a) }
 
-// UnmarshalJSON reads what MarshalJSON wrote.
+// UnmarshalJSON reads the text of MarshalJSON.
 func (a *Agreement) UnmarshalJSON(data []byte) error { return tableid.Unmarshal(data, a) }
 
 // Check returns ErrNotAgreed with the first table from which the changes remove chains or rules

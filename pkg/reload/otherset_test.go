@@ -81,7 +81,7 @@ func TestAMisreadRuleWithItsOwnIpsetIsWrittenOnce(t *testing.T) {
 	})
 }
 
-// onBothWith is onBoth with these rules, some of which name the ipset bad.
+// onBothWith is onBoth with these rules. Some of them name the ipset bad.
 func onBothWith(t *testing.T, text string, body func(t *testing.T, n *testNode)) {
 	t.Helper()
 	for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {

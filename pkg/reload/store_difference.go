@@ -19,7 +19,7 @@ type difference map[rules.TableID]sectionDifference
 // MarshalJSON writes differences by family and table.
 func (d difference) MarshalJSON() ([]byte, error) { return tableid.Marshal(d) }
 
-// UnmarshalJSON reads what MarshalJSON wrote.
+// UnmarshalJSON reads the text of MarshalJSON.
 func (d *difference) UnmarshalJSON(data []byte) error { return tableid.Unmarshal(data, d) }
 
 // A sectionDifference has a section's chains and jumps as pieces of the base's. The rest of the

@@ -111,7 +111,7 @@ func (n *node) wantDefinitions() {
 	}
 }
 
-// wantLikeNew wants the DaemonSet to have no field left of those that were applied before it.
+// wantLikeNew wants the DaemonSet to have no field left of the manifests before it.
 func (n *node) wantLikeNew(dir string) {
 	n.Helper()
 	const spec = "-o=jsonpath={.spec}"

@@ -132,7 +132,7 @@ func TestKeeperIsNobodysRule(t *testing.T) {
 	})
 }
 
-// wantNoWarnings runs what people run, of both families, and fails if it fails or warns.
+// wantNoWarnings runs people's commands for both families, and fails if one fails or warns.
 func wantNoWarnings(n *nodetest.Node) {
 	n.Helper()
 	for _, program := range []string{"iptables-", "ip6tables-"} {

@@ -18,7 +18,7 @@ import (
 
 const bothStandbys = "table ip canaryd-standby, table ip6 canaryd-standby"
 
-// wantStandbys waits until these tables of the standby stand.
+// wantStandbys waits until the kernel has these tables of the standby, and no others.
 func wantStandbys(n *nodetest.Node, want string) {
 	n.Helper()
 	n.Until(fmt.Sprintf("the tables %q", want), func() error {

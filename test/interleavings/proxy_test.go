@@ -242,7 +242,7 @@ func (p *proxy) nat(services [slots]int, saved []string, written func(slot int) 
 	return slices.Concat(lines, body, drop)
 }
 
-// wanted returns what the tables ought to hold of it: chains with their rules as
+// wanted returns the proxy's chains that the tables ought to hold, with their rules as
 // it writes them, by table.
 func (p *proxy) wanted() map[rules.TableName][]string {
 	return map[rules.TableName][]string{

@@ -73,7 +73,7 @@ func TestNoProgramRuns(t *testing.T) {
 	}
 }
 
-// wantExecuted fails the test unless what was traced is one execution, twice, of each program.
+// wantExecuted fails the test unless the trace has two executions of each program, and no others.
 func wantExecuted(n *nodetest.Node, programs ...string) {
 	n.Helper()
 	text, err := os.ReadFile("/run/executed")

@@ -88,7 +88,7 @@ func (m *machine) upgrades(protected []string, upgrade func()) {
 	m.guards("after the upgrade", protected)
 }
 
-// wantRemoved wants nothing of the package left but what is the operator's.
+// wantRemoved wants nothing of the package left but the operator's own files.
 func (m *machine) wantRemoved(protected []string) {
 	m.Helper()
 	if code, _, _ := m.run("systemctl", "is-active", "--quiet", "canaryd.service"); code == 0 {

@@ -128,8 +128,8 @@ type blob struct {
 	Config json.RawMessage
 }
 
-// wantImage wants one layer for each architecture, with the same files, and what the Containerfile
-// says about its runs.
+// wantImage wants one layer for each architecture, with the same files, and the settings of the
+// Containerfile for its runs.
 func wantImage(t *testing.T, dir string) {
 	files := inTar(t, strings.NewReader(read(t, dir, "canaryd_0.0.1_image.tar")))
 	open := func(text string) (b blob) {
@@ -168,7 +168,7 @@ func wantImage(t *testing.T, dir string) {
 	}
 }
 
-// wantConfig wants what the Containerfile says of an image.
+// wantConfig wants the settings of the Containerfile in an image.
 func wantConfig(t *testing.T, text json.RawMessage) {
 	t.Helper()
 	var got struct {
