@@ -136,9 +136,9 @@ func renderNative(o *options, to streams) (shown bool, err error) {
 	return err == nil, err
 }
 
-// strangerTables names the existing native tables that --protect does not name, except tables
+// unguardedTables names the existing native tables that --protect does not name, except tables
 // that one process owns, because no other can flush these.
-func (o *options) strangerTables(context.Context) ([]string, error) {
+func (o *options) unguardedTables(context.Context) ([]string, error) {
 	standing, err := native.AllStanding(func(id tableid.TableID) bool {
 		return protect.MayProtectTable(id) && !o.selector.ProtectsTable(id)
 	})

@@ -55,8 +55,8 @@ func nativeText(s api.Status) string {
 		}
 	}
 	text += witnessText(s.Native)
-	if s.NativeBeyond > 0 {
-		text += fmt.Sprintf("NOT guarded: %s; canaryd guards at most %d and prefers tables that --protect names one by one, so name fewer\n", count(s.NativeBeyond, "native table"), protect.MaxNative)
+	if s.NativeOverLimit > 0 {
+		text += fmt.Sprintf("NOT guarded: %s; canaryd guards at most %d and prefers tables that --protect names one by one, so name fewer\n", count(s.NativeOverLimit, "native table"), protect.MaxNative)
 	}
 	return text
 }

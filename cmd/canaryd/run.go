@@ -145,7 +145,7 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 		Protection: o.learned(), Protect: protect.Join(o.protect), Declared: files.declaration(), Declarations: files.changes,
 		BrokenSources: files.broken, SourceErrors: files.news, Canary: o.canaryChain,
 		PollInterval: o.poll, Settle: o.settle, JumpGrace: o.jumpGrace, DrillEvery: o.drillEvery, MaxStoredAge: o.maxStoredAge, Uptime: here.Uptime, FreeMemory: freeMemory,
-		Store: store, Journal: journal.New(o.stateDir), Flows: conntrack.Kernel{}, Keeper: o.keeperOf(kernel), Standby: standby, Attachments: o.attachments(), Disabled: disabled, NativeTables: o.strangerTables, Native: guarded.cfg, LeftOut: kernel.LeftOut,
+		Store: store, Journal: journal.New(o.stateDir), Flows: conntrack.Kernel{}, Keeper: o.keeperOf(kernel), Standby: standby, Attachments: o.attachments(), Disabled: disabled, NativeTables: o.unguardedTables, Native: guarded.cfg, LeftOut: kernel.LeftOut,
 		Sets: iptables.NewSets(), CPU: here.CPUTime, ListenRequired: o.metricsRequired,
 		Elsewhere: o.elsewhere, Node: nodeName(),
 	})

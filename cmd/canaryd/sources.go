@@ -71,7 +71,7 @@ func (o *options) declare(ctx context.Context, kernel *iptables.Kernel, failed f
 		return declared{}, err
 	}
 	d := declared{watcher: source.NewWatcher(failed, sources...), changes: make(chan daemon.Declaration), news: make(chan []api.SourceError)}
-	d.watcher.Shelf = source.Shelf{Dir: o.stateDir}
+	d.watcher.Cache = source.Cache{Dir: o.stateDir}
 	d.first = d.watcher.Start(ctx)
 	select {
 	case problems := <-d.watcher.Problems():

@@ -343,7 +343,7 @@ func (s Status) NotGuarded() string {
 	if n := len(s.LeftOut); n > 0 {
 		what = append(what, "the rules of "+CountText(n, LeftOutShown, "chain"))
 	}
-	if n := s.NativeBeyond; n > 0 {
+	if n := s.NativeOverLimit; n > 0 {
 		what = append(what, CountText(n, math.MaxInt, "native table"))
 	}
 	if len(what) == 0 {

@@ -167,8 +167,8 @@ type Status struct {
 	NativeStored []StoredNativeGeneration `json:"nativeStored,omitempty"`
 	// NativeError is why nothing is known of native tables now; empty if they are known.
 	NativeError string `json:"nativeError,omitempty"`
-	// NativeBeyond counts the tables that are not guarded because there are too many.
-	NativeBeyond int `json:"nativeBeyond,omitempty"`
+	// NativeOverLimit counts the tables that are not guarded because there are too many.
+	NativeOverLimit int `json:"nativeBeyond,omitempty"`
 	// LastDrill is the end of the last drill, also of an earlier run; nil if none is known.
 	LastDrill *DrillEnd `json:"lastDrill,omitempty"`
 	// Flushes are the last flush records, newest first.

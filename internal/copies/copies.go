@@ -97,8 +97,8 @@ type Answer struct {
 	Commits  int // the number of commits that this took
 	// Shut is when the gate's own limit had already shut it; zero if it had not.
 	Shut time.Time
-	// Barred has the reasons why hooks stay shut although their path lost something.
-	Barred map[string]string
+	// KeptShut has the reasons why hooks stay shut although their path lost something.
+	KeptShut map[string]string
 }
 
 // ErrMoved means that nat may have changed since it was examined.

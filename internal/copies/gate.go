@@ -13,8 +13,8 @@ type Gate struct {
 	Until  time.Time // the end of the time for that flush; zero: it could not be opened
 	// Total is how long it was open for that flush in all.
 	Total time.Duration
-	// barred are the hooks whose reason for staying shut in that flush is in the log.
-	barred map[string]bool
+	// keptShut are the hooks whose reason for staying shut in that flush is in the log.
+	keptShut map[string]bool
 	// Waits means that the gate was open and had to be shut, because of a write of another
 	// owner in that flush. It may open again after a process writes to nat.
 	Waits   bool
@@ -38,7 +38,7 @@ func (g *Gate) Spent(flush string) bool {
 // Try notes that the gate is being opened for a flush.
 func (g *Gate) Try(flush string) {
 	if g.Flush != flush {
-		g.Flush, g.Until, g.Total, g.barred, g.Waits = flush, time.Time{}, 0, nil, false
+		g.Flush, g.Until, g.Total, g.keptShut, g.Waits = flush, time.Time{}, 0, nil, false
 	}
 }
 
@@ -62,15 +62,15 @@ func (g *Gate) DueShut(wanted bool, made time.Time) time.Time {
 	return g.Until
 }
 
-// Bars notes that a hook stays shut in the flush, and reports whether to log that.
-func (g *Gate) Bars(hook string) bool {
-	if g.barred[hook] {
+// KeepsShut notes that a hook stays shut in the flush, and reports whether to log that.
+func (g *Gate) KeepsShut(hook string) bool {
+	if g.keptShut[hook] {
 		return false
 	}
-	if g.barred == nil {
-		g.barred = map[string]bool{}
+	if g.keptShut == nil {
+		g.keptShut = map[string]bool{}
 	}
-	g.barred[hook] = true
+	g.keptShut[hook] = true
 	return true
 }
 

@@ -275,9 +275,9 @@ func (s *OnNFT) openNat(id tableid.TableID, order Order) (got Answer, err error)
 		return got, fmt.Errorf("probing nat's base chains: %w", err)
 	}
 	hooks, shut := held.Openable(losses)
-	got.Barred = map[string]string{}
+	got.KeptShut = map[string]string{}
 	for h, why := range shut {
-		got.Barred[h.String()] = why
+		got.KeptShut[h.String()] = why
 	}
 	if slices.ContainsFunc(already, func(h standby.Hook) bool { return shut[h] != "" }) {
 		_, err = s.shut(id)

@@ -393,8 +393,8 @@ func TestNativeBounds(t *testing.T) {
 	}
 	nativeNode(t, setup{guarded: k}, func(t *testing.T, r *rig, k *fakeNative) {
 		s := r.d.Status()
-		if len(s.Native) != 65 || s.NativeBeyond != 7 {
-			t.Errorf("%d tables, and %d too many", len(s.Native), s.NativeBeyond)
+		if len(s.Native) != 65 || s.NativeOverLimit != 7 {
+			t.Errorf("%d tables, and %d too many", len(s.Native), s.NativeOverLimit)
 		}
 		r.wantLog("Not all native tables are guarded")
 		k.flushRuleset()
@@ -427,8 +427,8 @@ func TestNativeNamesBeforeGlobs(t *testing.T) {
 		k.put(tableOf(dockerTable.Family.Table(fmt.Sprintf("a/%d", n)), "m"))
 	}
 	nativeNode(t, setup{guarded: k, named: "nft:inet:z/late"}, func(t *testing.T, r *rig, k *fakeNative) {
-		if s := r.d.Status(); len(s.Native) != protect.MaxNative-1 || s.NativeBeyond != 7 {
-			t.Errorf("%d tables, and %d too many", len(s.Native), s.NativeBeyond)
+		if s := r.d.Status(); len(s.Native) != protect.MaxNative-1 || s.NativeOverLimit != 7 {
+			t.Errorf("%d tables, and %d too many", len(s.Native), s.NativeOverLimit)
 		}
 		k.again(tableOf(late, "a", "b"))
 		r.settled()

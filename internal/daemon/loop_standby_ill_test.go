@@ -28,13 +28,13 @@ func TestStandbyThatFailsDelaysNothing(t *testing.T) {
 		"follow": func(s *fakeStandby) { s.followErr = broken },
 		"open":   func(s *fakeStandby) { s.gateErr = broken },
 		"shut":   func(s *fakeStandby) { s.shutErr = broken },
-		"barred": func(s *fakeStandby) { s.barred = "changed by another owner" },
+		"kept shut": func(s *fakeStandby) { s.keptShut = "changed by another owner" },
 	}
 	lines := map[string]string{
 		"follow": "There is no standby: while rules are missing",
 		"open":   "The standby could not be opened",
 		"shut":   "There is no standby: while rules are missing",
-		"barred": "The standby stays shut for a hook",
+		"kept shut": "The standby stays shut for a hook",
 	}
 	for name, ill := range ills {
 		bubble(t, name, func(t *testing.T) {
@@ -176,11 +176,11 @@ func TestStandbyThatCannotBeReadOn(t *testing.T) {
 	})
 }
 
-// TestStandbyThatIsBarred: in each flush the log says once why a hook stays shut.
-func TestStandbyThatIsBarred(t *testing.T) {
+// TestStandbyThatStaysShut: in each flush the log says once why a hook stays shut.
+func TestStandbyThatStaysShut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, s := withStandby(t, nil)
-		s.set(func(s *fakeStandby) { s.barred = "changed by another owner" })
+		s.set(func(s *fakeStandby) { s.keptShut = "changed by another owner" })
 		for range 2 {
 			must(t, r.fake.Flush(rules.IPv4, rules.Filter, ""))
 			r.after(9500 * time.Microsecond)
@@ -217,7 +217,7 @@ func TestStandbyThatMustNotBeOpenAnyMore(t *testing.T) {
 		if !s.anyOpen() {
 			t.Fatal("it was not opened for the flush")
 		}
-		s.set(func(s *fakeStandby) { s.barred = "changed by another owner" })
+		s.set(func(s *fakeStandby) { s.keptShut = "changed by another owner" })
 		for range 3 {
 			if n := write(); n != 1 || s.anyOpen() {
 				t.Errorf("open: %t, after %d tries; want it shut by one", s.anyOpen(), n)
@@ -226,7 +226,7 @@ func TestStandbyThatMustNotBeOpenAnyMore(t *testing.T) {
 		if n := strings.Count(r.log.String(), "The standby stopped translating: another owner's new rule in nat"); n != 1 {
 			t.Errorf("the log says %d times that it was shut", n)
 		}
-		s.set(func(s *fakeStandby) { s.barred = "" })
+		s.set(func(s *fakeStandby) { s.keptShut = "" })
 		if write(); !s.anyOpen() {
 			t.Error("it was not opened again")
 		}
@@ -244,7 +244,7 @@ func TestStandbyThatWaits(t *testing.T) {
 		r.fake.FailRestores(-1, iptables.ReasonMissingSet)
 		r.flushNat()
 		r.after(3 * time.Millisecond)
-		s.set(func(s *fakeStandby) { s.barred = "changed by another owner" })
+		s.set(func(s *fakeStandby) { s.keptShut = "changed by another owner" })
 		r.write(rules.Nat, "-A POSTROUTING -s 203.0.113.7/32 -j ACCEPT")
 		r.after(3 * time.Millisecond)
 		shut := time.Now()

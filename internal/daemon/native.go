@@ -81,7 +81,7 @@ type nativeRealm struct {
 	asked     time.Time                      // when such a table was last looked for
 	torn      int                            // how often in a row that was interrupted
 	known     time.Time                      // when the content of all of them was last known
-	beyond    int                            // tables that are too many
+	overLimit int                            // tables that are too many
 	trouble   pace.Trouble                   // why they cannot be looked at
 	limits    pace.Trouble                   // too many tables
 	unplanted pace.Trouble                   // why a witness is missing

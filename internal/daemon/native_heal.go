@@ -42,7 +42,7 @@ func (d *Daemon) healNative(ctx context.Context, st *state) {
 		used := d.cpu()
 		plan, err := d.planNative(ctx, st, r.mayBeLost, false)
 		if err != nil {
-			d.retryNative(ctx, st, err)
+			d.nativeFailed(ctx, st, err)
 			return
 		}
 		if len(plan.repairs) == 0 {
@@ -79,11 +79,11 @@ func (d *Daemon) healNative(ctx context.Context, st *state) {
 				return
 			}
 		default:
-			d.retryNative(ctx, st, err)
+			d.nativeFailed(ctx, st, err)
 			return
 		}
 	}
-	d.retryNative(ctx, st, fmt.Errorf("%d times: %w", nativestore.Tries, last))
+	d.nativeFailed(ctx, st, fmt.Errorf("%d times: %w", nativestore.Tries, last))
 }
 
 // limited puts the next try off if replays have cost too much lately.
@@ -341,8 +341,8 @@ func (l *nativeLoss) sweepLater(id tableid.TableID) {
 	l.unswept[id] = true
 }
 
-// retryNative plans the next try and says why there is one.
-func (d *Daemon) retryNative(ctx context.Context, st *state, err error) {
+// nativeFailed plans the next try and says why there is one.
+func (d *Daemon) nativeFailed(ctx context.Context, st *state, err error) {
 	l := st.native.loss
 	l.attempts++
 	l.failed = err

@@ -256,8 +256,8 @@ type nativeChoice struct {
 	wanted func(tableid.TableID) bool
 	// The results of the choice: new tables, tables beyond the limit, and immune tables. A read
 	// may be begun several times.
-	fresh, beyond, immune map[tableid.TableID]bool
-	passed                bool // there is a new table that is not wanted yet
+	fresh, overLimit, immune map[tableid.TableID]bool
+	passed                   bool // there is a new table that is not wanted yet
 }
 
 func (c *nativeChoice) takes(t nft.Table) bool {
@@ -274,7 +274,7 @@ func (c *nativeChoice) takes(t nft.Table) bool {
 	case c.r.tables[id] != nil:
 		return true
 	case !c.fresh[id] && !c.r.room(id, c.d.cfg.Native.Named, c.fresh):
-		c.beyond[id] = true
+		c.overLimit[id] = true
 		return false
 	}
 	c.fresh[id] = true
@@ -327,7 +327,7 @@ func (d *Daemon) sightNative(ctx context.Context, st *state, read func(func(nft.
 	d.noteDrift(ctx, seen.Ruleset)
 	if seen.all {
 		r.immune = map[tableid.TableID]bool{}
-		d.noteBeyond(ctx, r, len(choice.beyond))
+		d.noteOverLimit(ctx, r, len(choice.overLimit))
 	}
 	for id := range choice.immune {
 		if r.immune[id] = true; r.tables[id] != nil { // its owner has made it so
@@ -362,13 +362,13 @@ func (d *Daemon) noteDrift(ctx context.Context, r *native.Ruleset) {
 
 var errDrifted = errors.New("the kernel's notifications do not add up to its dump")
 
-// noteBeyond logs once that there are more tables than canaryd guards.
-func (d *Daemon) noteBeyond(ctx context.Context, r *nativeRealm, beyond int) {
-	if r.beyond = beyond; beyond == 0 {
+// noteOverLimit logs once that there are more tables than canaryd guards.
+func (d *Daemon) noteOverLimit(ctx context.Context, r *nativeRealm, overLimit int) {
+	if r.overLimit = overLimit; overLimit == 0 {
 		r.limits.Over()
 		return
 	}
-	err := fmt.Errorf("%d native tables are beyond the limit of %d; canaryd prefers tables that --protect names one by one", beyond, protect.MaxNative)
+	err := fmt.Errorf("%d native tables are beyond the limit of %d; canaryd prefers tables that --protect names one by one", overLimit, protect.MaxNative)
 	if r.limits.Met(err, time.Now()) {
 		severity.Warnings(klog.FromContext(ctx)).Error(err, "Not all native tables are guarded")
 	}

@@ -255,7 +255,7 @@ func (d *Daemon) committer(id tableid.TableID, c nft.Commit) native.Committer {
 	case owners.LoadsFile(w.Origin.Unit) && w.Origin.Container == (watch.Container{}):
 		return native.NotOwner
 	case w.Comm == "nft" && w.Doer().Commands() && !slices.ContainsFunc(w.Origin.Ancestors, isOwner) && !slices.ContainsFunc(w.Doer().Ancestors, isOwner):
-		return native.Stranger
+		return native.Shell
 	}
 	return native.UnknownCommitter
 }

@@ -99,7 +99,7 @@ func (d *Daemon) concludeRide(ctx context.Context, st *state, ride *nativeRide) 
 		case errors.Is(err, nativestore.ErrOwnerWrote), err == nil && st.native.moreLost():
 			native.retry.At = time.Now() // healNative continues, and ends the record
 		case err != nil:
-			d.retryNative(ctx, st, err)
+			d.nativeFailed(ctx, st, err)
 		default:
 			d.nativeRecovered(ctx, st)
 		}

@@ -45,7 +45,7 @@ func (d *Daemon) publishNative(st *state, s *api.Status) {
 	case !r.begun:
 		s.NativeError = "they were not read yet"
 	}
-	s.NativeBeyond = r.beyond
+	s.NativeOverLimit = r.overLimit
 	for _, k := range r.disk.kept {
 		s.NativeStored = append(s.NativeStored, api.StoredNativeGeneration{ID: k.ID, Family: k.Family, Table: k.Name, Captured: k.Captured,
 			Made: k.Made, Chains: k.Chains, Rules: k.Rules, Elements: k.Elements, Foreign: k.Foreign})

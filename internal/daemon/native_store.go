@@ -124,7 +124,7 @@ func (d *Daemon) recallNative(ctx context.Context, st *state) {
 			continue
 		}
 		if !r.room(g.Table.ID, d.cfg.Native.Named, nil) { // another --protect let the last run guard others
-			r.beyond++
+			r.overLimit++
 			continue
 		}
 		t := &nativeTable{heldFor: s.HeldFor, want: g.Table, witness: s.Witness, digest: g.Table.Digest(), missed: true, old: age > d.cfg.MaxStoredAge,
@@ -138,7 +138,7 @@ func (d *Daemon) recallNative(ctx context.Context, st *state) {
 		d.hold(st, t, s.Held)
 	}
 	r.disk.kept = d.cfg.Native.Store.List()
-	d.noteBeyond(ctx, r, r.beyond)
+	d.noteOverLimit(ctx, r, r.overLimit)
 	if len(r.tables) > 0 {
 		klog.FromContext(ctx).Info("Took up the stored native tables", "tables", len(r.tables), "age", age.Round(time.Second))
 	}

@@ -77,7 +77,7 @@ type fakeStandby struct {
 
 	followErr, gateErr, shutErr error
 	outdated                    error     // reason for refusing outstanding changes
-	barred                      string    // reason why gates stay shut, without an error
+	keptShut                    string    // reason why gates stay shut, without an error
 	limit                       time.Time // time at which the limit shut the gate
 	takes                       time.Duration
 	// pieces is the number of calls of Follow for a build, without the last; built counts them.
@@ -155,10 +155,10 @@ func (s *fakeStandby) Gate(f rules.Family, order copies.Order) (copies.Answer, e
 		delete(s.nat, f)
 		s.open[f] = false
 		return copies.Answer{}, fault
-	case fault != nil || s.open[f] == open || open && s.barred != "":
+	case fault != nil || s.open[f] == open || open && s.keptShut != "":
 		got := copies.Answer{Open: s.open[f], Shut: shut}
-		if open && s.barred != "" {
-			got.Barred = map[string]string{"postrouting": s.barred}
+		if open && s.keptShut != "" {
+			got.KeptShut = map[string]string{"postrouting": s.keptShut}
 			got.Open, s.open[f] = false, false
 		}
 		return got, fault

@@ -84,9 +84,9 @@ func (d *Daemon) openGate(ctx context.Context, st *state, s *standbyOf) (commits
 	}
 	s.gate.Trouble.Over()
 	log := s.kind.log(ctx, d, st)
-	for _, hook := range slices.Sorted(maps.Keys(got.Barred)) {
-		if s.gate.Bars(hook) {
-			severity.Warnings(log).Info("The standby stays shut for a hook", s.fields("hook", hook, "reason", got.Barred[hook])...)
+	for _, hook := range slices.Sorted(maps.Keys(got.KeptShut)) {
+		if s.gate.KeepsShut(hook) {
+			severity.Warnings(log).Info("The standby stays shut for a hook", s.fields("hook", hook, "reason", got.KeptShut[hook])...)
 		}
 	}
 	if !got.Open && s.gate.IsOpen() {
@@ -107,7 +107,7 @@ func (d *Daemon) openGate(ctx context.Context, st *state, s *standbyOf) (commits
 
 // staysShut says once in each flush that a gate stays shut, because its copy is out of date.
 func (d *Daemon) staysShut(ctx context.Context, st *state, s *standbyOf, fields ...any) {
-	if s.gate.Bars("") {
+	if s.gate.KeepsShut("") {
 		severity.Warnings(s.kind.log(ctx, d, st)).Info("The standby stays shut: its copy is out of date", s.fields(fields...)...)
 	}
 }

@@ -171,7 +171,7 @@ func (m *Metrics) followStatus(b builder) {
 		{"awaiting_decision", "Whether a loss that is not put back unasked, or a stored file that cannot be read, waits for an operator's decision.", func(s *api.Status) float64 {
 			return truth(s.Decision != nil || s.NativeAwaiting() || len(s.StateUnread) > 0)
 		}},
-		{"native_tables_not_guarded", "Native nftables tables that --protect names and that are more than canaryd guards.", func(s *api.Status) float64 { return float64(s.NativeBeyond) }},
+		{"native_tables_not_guarded", "Native nftables tables that --protect names and that are more than canaryd guards.", func(s *api.Status) float64 { return float64(s.NativeOverLimit) }},
 	} {
 		register(b, prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: namespace, Name: g.name, Help: g.help}, func() float64 { return g.value(m.status.Load()) }))
 	}

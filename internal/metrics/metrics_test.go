@@ -208,7 +208,7 @@ func TestOneStateAtATime(t *testing.T) {
 // their counters stay.
 func TestMetricsOfNativeTables(t *testing.T) {
 	reg, m, _ := newTestMetrics()
-	m.SetStatus(api.Status{NativeBeyond: 3, Native: []api.NativeTable{
+	m.SetStatus(api.Status{NativeOverLimit: 3, Native: []api.NativeTable{
 		{Family: "ip", Table: "ip kube-proxy", Verdict: canary.Intact, Rules: 1692, Elements: 2246},
 		{Family: "inet", Table: "inet netavark", Verdict: canary.Emptied, Rules: 7, Awaiting: true, Unreplayable: "its rules", QuarantinedParts: 2},
 		{Family: "inet", Table: "inet firewalld", Verdict: canary.Intact, Immune: true},

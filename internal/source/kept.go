@@ -16,13 +16,13 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// keptFormat is the format of the files of a Shelf.
+// keptFormat is the format of the files of a Cache.
 const keptFormat = 1
 
-// A Shelf keeps on disk the last good declaration of each source. A learned generation holds
+// A Cache keeps on disk the last good declaration of each source. A learned generation holds
 // for one boot only, but an operator's declaration is also valid after a reboot. The zero value
 // keeps nothing.
-type Shelf struct{ Dir string }
+type Cache struct{ Dir string }
 
 // A kept is the stored declaration of one source.
 type kept struct {
@@ -32,13 +32,13 @@ type kept struct {
 	Generation rules.Generation `json:"generation"`
 }
 
-func (s Shelf) file(source string) string {
+func (s Cache) file(source string) string {
 	return filepath.Join(s.Dir, "declared-"+source+".json")
 }
 
 // keep writes a source's declaration. A process that is killed meanwhile leaves the old file or
 // the new one.
-func (s Shelf) keep(source Source, said Declared) error {
+func (s Cache) keep(source Source, said Declared) error {
 	if s.Dir == "" {
 		return nil
 	}
@@ -56,7 +56,7 @@ func (s Shelf) keep(source Source, said Declared) error {
 var errNotKept = errors.New("this source has no stored rules")
 
 // recall returns a source's last good declaration from disk.
-func (s Shelf) recall(source Source) (Declared, error) {
+func (s Cache) recall(source Source) (Declared, error) {
 	if s.Dir == "" {
 		return Declared{}, errNotKept
 	}
@@ -93,7 +93,7 @@ func (w *Watcher) keepAll(ctx context.Context) {
 		if !s.unkept {
 			continue
 		}
-		err := w.Shelf.keep(s, s.good)
+		err := w.Cache.keep(s, s.good)
 		s.unkept = err != nil
 		if err != nil && !w.keptBadly {
 			severity.Warnings(klog.FromContext(ctx)).Error(err, "Could not store declared rules; if a file is broken at the next start, its last good rules will be unknown")

@@ -16,11 +16,11 @@ import (
 )
 
 // startOf starts a Watcher like a daemon does, and returns its problems.
-func startOf(t *testing.T, shelf string, sources ...Source) (*Watcher, Declared, []Problem, *testlog.Log) {
+func startOf(t *testing.T, cache string, sources ...Source) (*Watcher, Declared, []Problem, *testlog.Log) {
 	t.Helper()
 	log := &testlog.Log{}
 	w := NewWatcher(nil, sources...)
-	w.Shelf = Shelf{shelf}
+	w.Cache = Cache{cache}
 	ctx := klog.NewContext(t.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(log))))
 	declared := w.Start(ctx)
 	ended, end := context.WithCancel(ctx)
@@ -38,11 +38,11 @@ func startOf(t *testing.T, shelf string, sources ...Source) (*Watcher, Declared,
 // that cannot be used. Without such a declaration the source claims nothing. Other sources are
 // used normally.
 func TestStartWithBrokenFiles(t *testing.T) {
-	dir, shelf := t.TempDir(), t.TempDir()
+	dir, cache := t.TempDir(), t.TempDir()
 	m, r := manifest(filepath.Join(dir, "m")), RulesDir{Dir: filepath.Join(dir, "r")}
 	write(t, dir, map[string]string{"m/a.yaml": service("a", 1), "r/site.v4": "*filter\n:SITE\n-A SITE -j NOSUCH x\nbad\n"})
 
-	_, declared, problems, log := startOf(t, shelf, m, r)
+	_, declared, problems, log := startOf(t, cache, m, r)
 	if got := services(declared); !slices.Equal(got, []string{"a"}) || declared.Claims("SITE") || !declared.Known() {
 		t.Errorf("services %q, SITE claimed: %t", got, declared.Claims("SITE"))
 	}
@@ -54,11 +54,11 @@ func TestStartWithBrokenFiles(t *testing.T) {
 	}
 
 	write(t, dir, map[string]string{"r/site.v4": site})
-	if _, declared, problems, _ = startOf(t, shelf, m, r); len(problems) > 0 || !declared.Claims("SITE") {
+	if _, declared, problems, _ = startOf(t, cache, m, r); len(problems) > 0 || !declared.Claims("SITE") {
 		t.Errorf("problems: %+v", problems)
 	}
 	write(t, dir, map[string]string{"r/site.v4": "*filter\n", "m/a.yaml": "kind: ["})
-	_, stored, problems, log := startOf(t, shelf, m, r)
+	_, stored, problems, log := startOf(t, cache, m, r)
 	if got, want := stored.Generation.ID(), declared.Generation.ID(); got != want || !stored.Claims("SITE") || !stored.Claims("KUBE-SERVICES") {
 		t.Errorf("from disk comes %s, want %s", got, want)
 	}
@@ -74,11 +74,11 @@ func TestStartWithBrokenFiles(t *testing.T) {
 
 	// The files of another folder, and a damaged file, must not be used.
 	other := RulesDir{Dir: filepath.Join(dir, "other")}
-	if _, declared, _, _ = startOf(t, shelf, other); declared.Known() {
+	if _, declared, _, _ = startOf(t, cache, other); declared.Known() {
 		t.Error("what another folder said is in force")
 	}
-	must(t, os.WriteFile(filepath.Join(shelf, "declared-rules-dir.json"), []byte(`{"format":1,`), 0o600))
-	_, declared, problems, log = startOf(t, shelf, r)
+	must(t, os.WriteFile(filepath.Join(cache, "declared-rules-dir.json"), []byte(`{"format":1,`), 0o600))
+	_, declared, problems, log = startOf(t, cache, r)
 	if declared.Known() || len(problems) != 1 || problems[0].Instead != Nothing || !strings.Contains(log.String(), "is corrupt") {
 		t.Errorf("problems %+v, the log:\n%s", problems, log)
 	}

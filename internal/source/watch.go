@@ -31,8 +31,8 @@ type Watcher struct {
 	failed  func(source string)
 	states  []*state
 	id      string // of the last declaration, returned or sent; empty before Load and Start
-	// Shelf keeps the declarations of sources. Set it before Start.
-	Shelf     Shelf
+	// Cache keeps the declarations of sources. Set it before Start.
+	Cache     Cache
 	keptBadly bool
 	problems  chan []Problem
 	reported  []Problem // the last ones sent
@@ -94,7 +94,7 @@ func (w *Watcher) Load(ctx context.Context) (Declared, error) {
 }
 
 // Start loads all sources, like Load, but continues if files are broken: it takes the
-// declaration on the Shelf in their place, or nothing. Problems reports them, and Run reads
+// declaration on the Cache in their place, or nothing. Problems reports them, and Run reads
 // them again.
 func (w *Watcher) Start(ctx context.Context) Declared {
 	deadline := time.Now().Add(w.most)
@@ -111,7 +111,7 @@ func (w *Watcher) Start(ctx context.Context) Declared {
 			continue
 		}
 		s.instead = Nothing
-		stored, storedErr := w.Shelf.recall(s)
+		stored, storedErr := w.Cache.recall(s)
 		if storedErr == nil {
 			next, storedErr = combine(all, stored)
 		}

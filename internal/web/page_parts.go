@@ -89,7 +89,7 @@ func nativeWarnings(s api.Status) []pageWarning {
 			list = append(list, w)
 		}
 	}
-	if n := s.NativeBeyond; n > 0 {
+	if n := s.NativeOverLimit; n > 0 {
 		list = append(list, pageWarning{Name: "native-beyond", Alert: "CanarydNativeTablesNotGuarded", Class: "bad", Title: fmt.Sprintf("%d more native tables are not guarded.", n),
 			Text: "There are more than canaryd guards; name fewer with --protect. Which there are:", Command: "canaryd detect"})
 	}

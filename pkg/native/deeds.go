@@ -40,7 +40,7 @@ const (
 	UnknownCommitter Committer = iota
 	Owner                      // the table's owner
 	NotOwner                   // a unit that loads rules from a file
-	Stranger                   // a person's shell or a script
+	Shell                      // a person's shell or a script
 	// LikelyOwner: the process had ended before canaryd could read it. A process of the table's
 	// owner lived then, with a slightly lower PID. It had started after the last write to the
 	// table.

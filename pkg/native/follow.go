@@ -179,9 +179,9 @@ type followed struct {
 	sets    roster[string, *followedSet]
 	objects roster[objectKey, *Object]
 	in      contents
-	// went has the handles of objects deleted with a rule in this commit. The kernel may notify of
+	// deleted has the handles of objects deleted with a rule in this commit. The kernel may notify of
 	// them or not.
-	went map[uint64]bool
+	deleted map[uint64]bool
 	// touchedChains and touchedSets are the parts that finish must update.
 	touchedChains map[*followedChain]bool
 	touchedSets   map[*followedSet]bool
@@ -221,7 +221,7 @@ func follow(t *Table, genid uint32, at time.Time) (*followed, error) {
 // begin starts again with an empty table.
 func (f *followed) begin(head Table, at time.Time) {
 	head.Chains, head.Objects, head.Flowtables, head.Sets = nil, nil, nil, nil
-	*f = followed{head: head, genid: f.genid, at: at, in: *newContents(&head), went: map[uint64]bool{},
+	*f = followed{head: head, genid: f.genid, at: at, in: *newContents(&head), deleted: map[uint64]bool{},
 		touchedChains: map[*followedChain]bool{}, touchedSets: map[*followedSet]bool{}}
 }
 
@@ -296,7 +296,7 @@ func (f *followed) newTable(attrs []byte, now time.Time) error {
 
 // finish updates the lists that a commit changed.
 func (f *followed) finish() error {
-	clear(f.went)
+	clear(f.deleted)
 	for c := range f.touchedChains {
 		if err := c.finish(); err != nil {
 			return err

@@ -69,7 +69,7 @@ func (f *followed) newChain(d decoded, attrs []byte) error {
 }
 
 func (f *followed) deleteChain(d decoded, _ []byte) error {
-	if f.went[d.handle] {
+	if f.deleted[d.handle] {
 		return nil
 	}
 	c := f.chains.byKey[d.name]
@@ -111,7 +111,7 @@ func (f *followed) newRule(d decoded, attrs []byte, appended bool) error {
 }
 
 func (f *followed) deleteRule(d decoded, _ []byte) error {
-	if f.went[d.handle] {
+	if f.deleted[d.handle] {
 		return nil
 	}
 	c := f.chains.byKey[d.name]
@@ -141,9 +141,9 @@ func (f *followed) unbind(r Rule) {
 			rules = inOrder(c.rules)
 		}
 		f.removeChain(c)
-		f.went[c.Handle] = true
+		f.deleted[c.Handle] = true
 		for _, r := range rules {
-			f.went[r.Handle] = true
+			f.deleted[r.Handle] = true
 			f.unbind(r)
 		}
 	})

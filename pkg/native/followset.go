@@ -93,14 +93,14 @@ func (f *followed) deleteSet(d decoded, _ []byte) error {
 }
 
 // elements applies added or deleted elements.
-func (f *followed) elements(attrs []byte, went bool, now time.Time) error {
+func (f *followed) elements(attrs []byte, deleted bool, now time.Time) error {
 	s := f.sets.byKey[nft.String(attrOf(attrs, unix.NFTA_SET_ELEM_LIST_SET))]
 	if s == nil {
 		return nft.ErrUnplaced
 	}
 	f.touchedSets[s] = true
 	return decodeElements(attrs, func(e Element) {
-		if went {
+		if deleted {
 			s.lose(e)
 			return
 		}

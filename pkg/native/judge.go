@@ -307,7 +307,7 @@ func (e *Evidence) foreign(d *Deed) (is, certain bool) {
 		return true, true
 	case d.By == Owner || d.ByName:
 		return false, true
-	case d.By == Stranger && e.Habits.Known:
+	case d.By == Shell && e.Habits.Known:
 		return true, true
 	}
 	return false, false

@@ -165,26 +165,26 @@ var scenes = []struct {
 	{"nft flush table that a word names, of one chain", wordTwo, 0, []string{"flush table inet fw"}, native.Emptied, native.ByRefill},
 	{"nft flush chain of a table that a word names", word, 0, []string{"flush chain inet fw input"}, native.Emptied, native.ByRefill},
 	{"a unit's file deletes a chain of a table that a word names", word, native.NotOwner, []string{"delete chain inet fw fw2"}, native.Emptied, native.ByRefill},
-	{"a script flushes libvirt's chain of one rule", libvirt, native.Stranger, []string{"flush chain ip libvirt_network guest_cross"}, native.Emptied, native.ByRefill},
-	{"a script flushes ipmasq's pods", ipmasq, native.Stranger, []string{"flush chain inet cni_plugins_masquerade masq_checks"}, native.Emptied, native.ByRefill},
-	{"a script flushes calico's set", calico, native.Stranger, []string{"flush set ip calico cali40s-1"}, native.Emptied, native.ByRefill},
-	{"a script deletes kube-proxy's table", kubeProxy, native.Stranger, []string{"delete table ip kube-proxy"}, native.Unattributed, native.NoRemedy},
+	{"a script flushes libvirt's chain of one rule", libvirt, native.Shell, []string{"flush chain ip libvirt_network guest_cross"}, native.Emptied, native.ByRefill},
+	{"a script flushes ipmasq's pods", ipmasq, native.Shell, []string{"flush chain inet cni_plugins_masquerade masq_checks"}, native.Emptied, native.ByRefill},
+	{"a script flushes calico's set", calico, native.Shell, []string{"flush set ip calico cali40s-1"}, native.Emptied, native.ByRefill},
+	{"a script deletes kube-proxy's table", kubeProxy, native.Shell, []string{"delete table ip kube-proxy"}, native.Unattributed, native.NoRemedy},
 
 	{"one commit empties a map and adds an element", kubeProxy, 0, []string{"flush map ip kube-proxy service-ips\nadd element ip kube-proxy service-ips { 172.30.0.3 . 80 : drop }"}, native.Emptied, native.ByMerge},
 	{"one commit empties a map and adds one of its elements", kubeProxy, 0, []string{"flush map ip kube-proxy service-ips\nadd element ip kube-proxy service-ips { 172.30.0.1 . 80 : goto service-A/web }"}, native.Emptied, native.ByMerge},
-	{"one commit empties a map and adds an element, and empties a chain", kubeProxy, native.Stranger, []string{"flush chain ip kube-proxy nat-prerouting\nflush map ip kube-proxy service-ips\nadd element ip kube-proxy service-ips { 172.30.0.1 . 80 : drop }"}, native.Emptied, native.ByMerge},
+	{"one commit empties a map and adds an element, and empties a chain", kubeProxy, native.Shell, []string{"flush chain ip kube-proxy nat-prerouting\nflush map ip kube-proxy service-ips\nadd element ip kube-proxy service-ips { 172.30.0.1 . 80 : drop }"}, native.Emptied, native.ByMerge},
 
 	// A person decides this.
 	{"nft delete chain of a table that a word names", word, 0, []string{"delete chain inet fw fw2"}, native.Changed, native.NoRemedy},
-	{"nft flush chain and delete chain in one commit", word, native.Stranger, []string{"flush chain inet fw input\ndelete chain inet fw input"}, native.Changed, native.NoRemedy},
-	{"nft delete rule, the only one of its chain", word, native.Stranger, []string{"delete rule inet fw fw2 handle HANDLE-of-fw2"}, native.Changed, native.NoRemedy},
+	{"nft flush chain and delete chain in one commit", word, native.Shell, []string{"flush chain inet fw input\ndelete chain inet fw input"}, native.Changed, native.NoRemedy},
+	{"nft delete rule, the only one of its chain", word, native.Shell, []string{"delete rule inet fw fw2 handle HANDLE-of-fw2"}, native.Changed, native.NoRemedy},
 	{"nft delete rule, the only one of its table", wordOne, 0, []string{"delete rule inet fw input handle HANDLE-of-input"}, native.Changed, native.NoRemedy},
 	{"nft delete rule, one after the other", wordTwo, 0, []string{"delete rule inet fw input handle HANDLE-of-input", "flush chain inet fw input"}, native.Changed, native.NoRemedy},
-	{"nft delete rule, the only jump to a chain", word, native.Stranger, []string{"delete rule inet fw input handle HANDLE-of-input"}, native.Changed, native.NoRemedy},
-	{"nft delete rule, one of several", kubeProxy, native.Stranger, []string{"delete rule ip kube-proxy services handle HANDLE-of-services"}, native.Changed, native.NoRemedy},
+	{"nft delete rule, the only jump to a chain", word, native.Shell, []string{"delete rule inet fw input handle HANDLE-of-input"}, native.Changed, native.NoRemedy},
+	{"nft delete rule, one of several", kubeProxy, native.Shell, []string{"delete rule ip kube-proxy services handle HANDLE-of-services"}, native.Changed, native.NoRemedy},
 
-	{"nft delete rule, the only one of kube-proxy's chain", kubeProxy, native.Stranger, []string{"delete rule ip kube-proxy nat-prerouting handle HANDLE-of-nat-prerouting"}, native.Changed, native.NoRemedy},
-	{"nft delete chain of kube-proxy's", kubeProxy, native.Stranger, []string{"delete chain ip kube-proxy nat-prerouting"}, native.Changed, native.NoRemedy},
+	{"nft delete rule, the only one of kube-proxy's chain", kubeProxy, native.Shell, []string{"delete rule ip kube-proxy nat-prerouting handle HANDLE-of-nat-prerouting"}, native.Changed, native.NoRemedy},
+	{"nft delete chain of kube-proxy's", kubeProxy, native.Shell, []string{"delete chain ip kube-proxy nat-prerouting"}, native.Changed, native.NoRemedy},
 
 	// Owners do this.
 	{"kube-proxy: a service is added", kubeProxy, 0, []string{"add chain ip kube-proxy service-C\nadd rule ip kube-proxy service-C drop\nadd element ip kube-proxy service-ips { 172.30.0.3 . 80 : goto service-C }"}, native.Changed, native.NoRemedy},
@@ -299,7 +299,7 @@ func TestJudgeOfCommits(t *testing.T) {
 				e := native.Evidence{Was: was, Now: now.Tables[id], Habits: owners.HabitsOf(id)}
 				for _, deeds := range heard.upTo(t, now.Genid) {
 					if d := deeds[id]; d != nil {
-						d.By, d.ByName = s.by, s.by == native.Stranger && strings.HasPrefix(s.commits[0], "delete ")
+						d.By, d.ByName = s.by, s.by == native.Shell && strings.HasPrefix(s.commits[0], "delete ")
 						e.Deeds = append(e.Deeds, d)
 					}
 				}
@@ -310,7 +310,7 @@ func TestJudgeOfCommits(t *testing.T) {
 				if f.Remedy != native.NoRemedy {
 					remedied(t, conn, was, now, f)
 				}
-				if s.want == native.Changed && s.by != native.Stranger { // canaryd must never undo an owner's change unasked
+				if s.want == native.Changed && s.by != native.Shell { // canaryd must never undo an owner's change unasked
 					e := native.Evidence{Was: was, Now: now.Tables[id], Missed: true, Habits: owners.HabitsOf(id)}
 					if missed := native.Judge(e); missed.Remedy != native.NoRemedy {
 						t.Errorf("where the commit was missed: %s (%s), remedy %d", missed.Verdict, missed.Why, missed.Remedy)

@@ -83,7 +83,7 @@ func TestEachPartFlushedAlone(t *testing.T) {
 					case missed.Verdict != native.Emptied || missed.Remedy != native.ByRefill:
 						t.Errorf("%s, missed: %s", part.name, missed.Verdict)
 					}
-					for _, by := range []native.Committer{native.UnknownCommitter, native.Stranger, native.NotOwner, native.Owner} {
+					for _, by := range []native.Committer{native.UnknownCommitter, native.Shell, native.NotOwner, native.Owner} {
 						f, e := flushedBy(was, now.Tables[id], deeds, by)
 						switch {
 						case f.Verdict == native.Changed && by == native.Owner:
@@ -105,7 +105,7 @@ func TestEachPartFlushedAlone(t *testing.T) {
 					want[native.UnknownCommitter] = owner.accepted
 				}
 				if owner.others != nil {
-					want[native.Stranger] = owner.others
+					want[native.Shell] = owner.others
 				}
 				unordered := cmpopts.SortSlices(strings.Compare)
 				if diff := cmp.Diff([][]string{owner.open, owner.resynced}, [][]string{open, resynced}, unordered); diff != "" {

@@ -33,7 +33,8 @@ type tableTask struct {
 // A tablePlan has a restore's changes to one table, and the table that the proof then expects.
 type tablePlan struct {
 	table rules.TableName
-	// want is the state that the proof expects. Its mark is empty if marks are removed. Its section is empty if only marks are written.
+	// want is the state that the proof expects. Its mark is empty if marks are removed, and its
+	// section if only marks are written.
 	want        canary.Wanted
 	wrote       []rules.Chain // chains that are emptied and written with exactly these rules
 	merged      []rules.Chain // chains that hold rules of their owners and get the missing rules

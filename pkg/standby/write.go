@@ -235,12 +235,12 @@ func (w *writer) services() error {
 	if w.s.cfg.Misses == 0 || !w.t.gated {
 		return nil
 	}
-	came, went := difference(w.t.held.services, w.next.services)
+	came, gone := difference(w.t.held.services, w.next.services)
 	for _, of := range []struct {
 		message uint16
 		flags   netlink.HeaderFlags
 		keys    []key
-	}{{unix.NFT_MSG_DELSETELEM, 0, went}, {unix.NFT_MSG_NEWSETELEM, netlink.Create, came}} {
+	}{{unix.NFT_MSG_DELSETELEM, 0, gone}, {unix.NFT_MSG_NEWSETELEM, netlink.Create, came}} {
 		for keys := range slices.Chunk(of.keys, serviceElements) {
 			w.b.Begin(of.message, of.flags, w.t.id.Family)
 			w.b.Text(unix.NFTA_SET_ELEM_LIST_TABLE, w.t.name)
@@ -260,18 +260,18 @@ func (w *writer) services() error {
 }
 
 // difference returns the added and removed keys of two sorted lists without duplicates.
-func difference(was, is []key) (came, went []key) {
+func difference(was, is []key) (came, gone []key) {
 	for len(was) > 0 || len(is) > 0 {
 		switch {
 		case len(was) == 0 || len(is) > 0 && is[0].compare(was[0]) < 0:
 			came, is = append(came, is[0]), is[1:]
 		case len(is) == 0 || was[0].compare(is[0]) < 0:
-			went, was = append(went, was[0]), was[1:]
+			gone, was = append(gone, was[0]), was[1:]
 		default:
 			was, is = was[1:], is[1:]
 		}
 	}
-	return came, went
+	return came, gone
 }
 
 // addHook writes a base chain, behind its gate.
