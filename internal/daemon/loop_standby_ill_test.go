@@ -24,16 +24,16 @@ import (
 func TestStandbyThatFailsDelaysNothing(t *testing.T) {
 	broken := errors.New("the kernel has no memory")
 	ills := map[string]func(*fakeStandby){
-		"none":   func(*fakeStandby) {},
-		"follow": func(s *fakeStandby) { s.followErr = broken },
-		"open":   func(s *fakeStandby) { s.gateErr = broken },
-		"shut":   func(s *fakeStandby) { s.shutErr = broken },
+		"none":      func(*fakeStandby) {},
+		"follow":    func(s *fakeStandby) { s.followErr = broken },
+		"open":      func(s *fakeStandby) { s.gateErr = broken },
+		"shut":      func(s *fakeStandby) { s.shutErr = broken },
 		"kept shut": func(s *fakeStandby) { s.keptShut = "changed by another owner" },
 	}
 	lines := map[string]string{
-		"follow": "There is no standby: while rules are missing",
-		"open":   "The standby could not be opened",
-		"shut":   "There is no standby: while rules are missing",
+		"follow":    "There is no standby: while rules are missing",
+		"open":      "The standby could not be opened",
+		"shut":      "There is no standby: while rules are missing",
 		"kept shut": "The standby stays shut for a hook",
 	}
 	for name, ill := range ills {
