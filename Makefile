@@ -74,19 +74,20 @@ release: ## build all that is released into bin/release, reproducibly: docs/rele
 	rm -rf bin/release
 	hack/release.sh bin/release '$(VERSION)' '$(COMMIT)' "$$(git log -1 --format=%ct)" '$(REPOSITORY)'
 
-# make image IMAGE=registry.example/canaryd:0.1.0 GO=1.26 DEBIAN=trixie-slim
+# make image IMAGE=registry.example/canaryd:0.1.0 GO=1.26 DEBIAN=trixie-slim BACKENDS=nft
 IMAGE  ?= canaryd:$(subst +,-,$(VERSION))
 ENGINE ?= $(shell command -v podman || command -v docker || echo podman)
 
 .PHONY: image
 image: ## build the container image, with podman or docker
 	'$(ENGINE)' build -f deploy/image/Containerfile -t '$(IMAGE)' --build-arg VERSION='$(VERSION)' --build-arg COMMIT='$(COMMIT)' \
-		$(if $(GO),--build-arg GO='$(GO)') $(if $(DEBIAN),--build-arg DEBIAN='$(DEBIAN)') .
+		$(if $(GO),--build-arg GO='$(GO)') $(if $(DEBIAN),--build-arg DEBIAN='$(DEBIAN)') \
+		$(if $(BACKENDS),--build-arg BACKENDS='$(BACKENDS)') .
 
 .PHONY: image-rootfs
 image-rootfs: build ## assemble the image's root file system in bin/rootfs, from this machine's Debian
 	rm -rf bin/rootfs
-	hack/image-rootfs.sh bin/canaryd bin/rootfs
+	BACKENDS='$(BACKENDS)' hack/image-rootfs.sh bin/canaryd bin/rootfs
 
 .PHONY: deps
 deps: ## install the programs that make test and demo need, where they are missing

@@ -3,11 +3,14 @@
 # deploy/image/files and the libraries that they need, from the Debian that this
 # runs on, or from the one that hack/debian-root.sh has unpacked: then nothing of it is
 # executed, so it may be another architecture's. The Containerfile and the tests run it, too.
+# BACKENDS=nft leaves iptables out, which only legacy and declared rules need.
 # hack/image-rootfs.sh CANARYD FOLDER [DEBIAN-ROOT]
 set -euo pipefail
 umask 022
 [ $# -eq 2 ] || [ $# -eq 3 ] || { echo 'usage: hack/image-rootfs.sh CANARYD FOLDER [DEBIAN-ROOT]' >&2; exit 2; }
 canaryd=$1 root=$2 from=${3:+$(realpath "$3")}
+backends=${BACKENDS:-nft legacy}
+[ "$backends" = nft ] || [ "$backends" = 'nft legacy' ] || { echo "image-rootfs: BACKENDS=$backends: want nft or 'nft legacy'" >&2; exit 2; }
 list=$(dirname "$0")/../deploy/image/files
 
 mkdir -p "$(dirname "$root")"
@@ -17,6 +20,7 @@ mkdir "$root" # a file of an earlier run would be in the image, too
 files=()
 while read -r pattern; do
 	[[ $pattern == /* ]] || continue
+	[[ $backends != nft || $pattern != *tables* ]] || continue
 	mapfile -t found < <(compgen -G "$from$pattern")
 	[ ${#found[@]} -gt 0 ] || { echo "image-rootfs: $pattern is not here: install Debian's packages iptables, ipset and netbase" >&2; exit 1; }
 	files+=("${found[@]#"$from"}")

@@ -21,9 +21,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"sigs.k8s.io/yaml"
 
+	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/reload"
 )
 
 // canaryd is built as for an installation: without the race detector, whose memory the unit's
@@ -53,11 +55,17 @@ func guardingPod(t *testing.T) podSpec {
 // effect there.
 func inPod(n *nodetest.Node, spec podSpec) {
 	n.Helper()
+	inPodOf(n, rootfs(n.T), spec)
+}
+
+// inPodOf is inPod with the root file system of an image.
+func inPodOf(n *nodetest.Node, image string, spec podSpec) {
+	n.Helper()
 	nstest.NeedRoot(n.T)
 	self, err := os.Executable()
 	n.Must(err)
 	p := pod{
-		Image: rootfs(n.T), Host: "/run/host", Spec: spec,
+		Image: image, Host: "/run/host", Spec: spec,
 		Command: append(words(n.T, "ENTRYPOINT"), spec.Containers[0].Args...),
 		Env:     strings.Fields(instruction(n.T, "ENV")),
 	}
@@ -117,6 +125,36 @@ func TestPodHeals(t *testing.T) {
 			}
 			return nil
 		})
+	})
+}
+
+// TestImageForNFT: an image for nft alone has no iptables. canaryd learns the rules there,
+// restores them after a flush, and reports that no iptables is installed.
+func TestImageForNFT(t *testing.T) {
+	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
+		image := rootfsFor(n.T, "nft")
+		n.Must(filepath.WalkDir(image, func(path string, _ fs.DirEntry, err error) error {
+			if err == nil && strings.Contains(filepath.Base(path), "tables") {
+				n.Errorf("the image has %s", path)
+			}
+			return err
+		}))
+		inPodOf(n, image, guardingPod(n.T))
+		n.Load()
+		before := n.Protected()
+		n.Start()
+		n.Flush()
+		if record := n.Healed(1); record.Outcome != string(reload.Proved) {
+			n.Errorf("the record is %+v", record)
+		}
+		n.Same("protected rules", before, n.Protected())
+		text, err := nodetest.Fetch("/api/v1/status")
+		n.Must(err)
+		var status struct{ Backend api.Backend }
+		n.Must(json.Unmarshal([]byte(text), &status))
+		if b := status.Backend; b.Name != iptables.NFT || b.Version != "" {
+			n.Errorf("the backend is %+v, want nft without a version of iptables", b)
+		}
 	})
 }
 

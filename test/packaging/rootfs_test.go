@@ -63,10 +63,13 @@ func words(t *testing.T, name string) []string {
 }
 
 // rootfs assembles the image's root file system as the Containerfile does.
-func rootfs(t *testing.T) string {
+func rootfs(t *testing.T) string { return rootfsFor(t, "nft legacy") }
+
+// rootfsFor is rootfs of an image for these backends.
+func rootfsFor(t *testing.T, backends string) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "rootfs")
-	nstest.Command(t, "../../hack/image-rootfs.sh", nodetest.Canaryd(), dir)
+	nstest.Command(t, "env", "BACKENDS="+backends, "../../hack/image-rootfs.sh", nodetest.Canaryd(), dir)
 	return dir
 }
 
