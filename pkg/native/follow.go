@@ -175,12 +175,12 @@ type followed struct {
 	genid   uint32
 	at      time.Time // the time to which remaining timeouts refer
 	gone    bool
-	chains  roster[string, *followedChain]
-	sets    roster[string, *followedSet]
-	objects roster[objectKey, *Object]
+	chains  objectList[string, *followedChain]
+	sets    objectList[string, *followedSet]
+	objects objectList[objectKey, *Object]
 	in      contents
-	// deleted has the handles of objects deleted with a rule in this commit. The kernel may notify of
-	// them or not.
+	// deleted has the handles of objects deleted with a rule in this commit. The kernel may notify
+	// of them or not.
 	deleted map[uint64]bool
 	// touchedChains and touchedSets are the parts that finish must update.
 	touchedChains map[*followedChain]bool
@@ -348,8 +348,8 @@ func (f *followed) value() (*Table, Digest) {
 	return f.last, f.digest
 }
 
-// A roster has objects by key, and in the order of their handles, as in the kernel.
-type roster[K, V comparable] struct {
+// An objectList has objects by key, and in the order of their handles, as in the kernel.
+type objectList[K, V comparable] struct {
 	byKey   map[K]V
 	list    []V
 	gone    map[V]bool // removed objects that are still in the list
@@ -357,7 +357,7 @@ type roster[K, V comparable] struct {
 }
 
 // add adds the newest object.
-func (r *roster[K, V]) add(key K, handle uint64, v V) error {
+func (r *objectList[K, V]) add(key K, handle uint64, v V) error {
 	if _, there := r.byKey[key]; there || handle <= r.highest {
 		return nft.ErrUnplaced // a renamed chain keeps its handle
 	}
@@ -369,12 +369,12 @@ func (r *roster[K, V]) add(key K, handle uint64, v V) error {
 	return nil
 }
 
-func (r *roster[K, V]) remove(key K) {
+func (r *objectList[K, V]) remove(key K) {
 	r.gone[r.byKey[key]] = true
 	delete(r.byKey, key)
 }
 
-func (r *roster[K, V]) compact() {
+func (r *objectList[K, V]) compact() {
 	if len(r.gone) == 0 {
 		return
 	}
