@@ -35,7 +35,7 @@ func (c *children) has(pid int) bool {
 // counted in the pid namespace of the program. Any program may bind itself to such an address,
 // so the pid of the process must be equal, too. The kernel names that pid as in the initial
 // namespace (NFTA_GEN_PROC_PID, Linux 4.14; 0 before). In any other namespace the two cannot be
-// compared. A flusher there is not named if its pid equals the address of one of canaryd's
+// compared. A flusher there is not named if its address equals the pid of one of canaryd's
 // programs.
 func (k *Kernel) OwnCommit(port, pid uint32) bool {
 	if port == k.port || k.keeper.ownPort(port) || port != 0 && port == k.also.Load() {

@@ -102,8 +102,8 @@ func (e Evidence) Total(backend Backend) Count {
 func (e Evidence) Empty() bool { return e.Total(NFT).weight() == 0 && e.Total(Legacy).weight() == 0 }
 
 // Prefer returns evidence for the backend that canaryd guarded before in this boot, if the
-// tables are empty. Then a flush deleted the rules that showed the backend. An empty before
-// changes nothing.
+// tables are empty. A flush deleted the rules that showed the backend. An empty before changes
+// nothing.
 func (e Evidence) Prefer(before Backend) Evidence {
 	if before != "" && e.Empty() {
 		e.Backend, e.Reason = before, fmt.Sprintf("iptables' tables hold no rules, and canaryd guarded %s before in this boot", before)

@@ -100,8 +100,7 @@ type Shape struct {
 const smallTable = 64 << 10
 
 // Urgent returns the tables that changed since an earlier Stamp and are worth a ProbeOnly at
-// once. Such tables are small or lost half of their content. A table after a flush is mostly
-// both.
+// once. Such tables are small or lost half of their content. After most flushes a table is both.
 func (s Stamp) Urgent(since Stamp) []rules.TableName {
 	var urgent []rules.TableName
 	for i, table := range protect.Tables() {

@@ -17,8 +17,8 @@ type directResult struct {
 	// err is ErrStale, or a *RestoreError if no other path may be used. Then nothing was
 	// written.
 	err error
-	// moved is the number that canaryd's commit added to the genid, at the time when it was
-	// done, and took the kernel's time for it.
+	// moved is how far canaryd's commit moved the genid. at is the time of the commit, and took
+	// is the time that the kernel took for it.
 	moved uint32
 	at    time.Time
 	took  time.Duration
@@ -42,7 +42,7 @@ type directBatch struct {
 // if there is no direct path.
 func (k *Kernel) encode(payload Payload) *directBatch { return k.encodeWith(payload, nil) }
 
-// encodeWith is encode with bytes for rules that else could not be written directly.
+// encodeWith is encode with bytes for rules that could not be written directly otherwise.
 func (k *Kernel) encodeWith(payload Payload, known taught) *directBatch {
 	return k.encodeSeeking(payload, known, 0)
 }

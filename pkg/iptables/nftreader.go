@@ -16,8 +16,8 @@ import (
 // commits a second.
 const probeTries = 4
 
-// An nftReader reads nf_tables. Its digest is the genid, which any commit in the network
-// namespace changes, of any family.
+// An nftReader reads nf_tables. Its digest is the genid, which any commit of any family in the
+// network namespace changes.
 type nftReader struct {
 	conn   *nft.Conn
 	asker  *nft.Asker

@@ -35,8 +35,8 @@ var setPlaces = map[string][][]int{
 	"target SET": {{0, 32}, {0, 4}, {0, 4}, {0, 4, 8}},
 }
 
-// bpfPinned is XT_BPF_MODE_PATH_PINNED. bpfFileAt is the offset of a file descriptor in the
-// match bpf, which its writer had open. The kernel opens the path itself (Linux 4.14).
+// bpfPinned is XT_BPF_MODE_PATH_PINNED. bpfFileAt is the offset of the writer's file descriptor
+// in the match bpf. The kernel opens the path itself (Linux 4.14).
 const (
 	bpfBytecode = 0
 	bpfPinned   = 1

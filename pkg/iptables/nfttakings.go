@@ -13,8 +13,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A Taking is the loss of an iptables table through one commit to nf_tables. There is a Taking
-// for each table that the commit touched, even without a loss.
+// A Taking lists the chains and rules that one commit to nf_tables deleted from an iptables
+// table. There is a Taking for each table that the commit touched, even without a deletion.
 type Taking struct {
 	Commit nft.Commit
 	Family rules.Family
@@ -56,7 +56,7 @@ func (k Taking) Touched(chain string) bool {
 // TookRule reports whether that mark or jump was deleted.
 func (k Taking) TookRule(r TakenRule) bool { return slices.Contains(k.Rules, r) }
 
-// Takings are the losses through the last commits of other processes, oldest first. If they are
+// Takings lists the deletions by the last commits of other processes, oldest first. If they are
 // Known, they cover every commit after Since, up to the last one before the call.
 type Takings struct {
 	Known bool
@@ -64,7 +64,7 @@ type Takings struct {
 	List  []Taking
 }
 
-// Reach reports whether all losses after that genid are known.
+// Reach reports whether all deletions after that genid are known.
 func (t Takings) Reach(genid uint32) bool { return t.Known && !nft.Newer(t.Since, genid) }
 
 // The bounds of takings. They suffice for a flush of 5,000 services, and for the grace after
@@ -77,7 +77,7 @@ const (
 	wroteKept       = 1000   // chains of one commit in one table that got rules
 )
 
-// Takings returns the losses through commits of the last minutes, as far as they are known. On
+// Takings returns the deletions by commits of the last minutes, as far as they are known. On
 // legacy it returns nothing.
 func (k *Kernel) Takings(ctx context.Context) Takings {
 	if k.mirror == nil {

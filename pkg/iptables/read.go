@@ -42,7 +42,7 @@ func (k *Kernel) walk(ctx context.Context, family rules.Family) (xtFamily, error
 }
 
 // spell returns the walked family as a Snapshot. It learns printed texts only if the xtables
-// lock is held. Without it, other rules could exist for a moment between two equal walks.
+// lock is held. Without the lock, the rules could change and change back between two walks.
 func (k *Kernel) spell(ctx context.Context, family rules.Family, seen xtFamily, locked bool) (Snapshot, error) {
 	words := k.words[family]
 	if k.budgets[family].shed() { // the shelf and words have texts of rules that are left out by now

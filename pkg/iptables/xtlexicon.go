@@ -11,9 +11,9 @@ import (
 )
 
 // An xtLexicon knows the texts that iptables-legacy-save printed for rules as x_tables stores
-// them. It never decodes bytes: a rule's text was printed for exactly the same bytes. There, the
-// offset of a jump counts as the name of the chain that begins at it. An xtLexicon may be used
-// concurrently.
+// them. It never decodes bytes: a rule's text was printed for exactly the same bytes. In these
+// bytes, the offset of a jump counts as the name of the chain that begins at it. An xtLexicon
+// may be used concurrently.
 //
 // 46,578 rules of 5,000 services are 20 MB of bytes, and need 3 MB here. The lexicon stores only
 // a hash of 128 bits for the bytes, under random seeds.
@@ -192,7 +192,7 @@ func (l *xtLexicon) contentOf(r xtRule, goal string) xtKey {
 
 // doubt returns the reason why a text is not a rule's, or "". Two rules with different targets,
 // interfaces or addresses cannot have the same text. With a wrong text, canaryd would put back
-// one rule for the other, and the equal text would prove it. Call it locked.
+// one rule for the other, and the equal text would pass as a proof. Call it locked.
 func (l *xtLexicon) doubt(name xtName, rule rules.Rule) string {
 	if reason, opaque := rule.Opaque(); opaque {
 		return reason

@@ -33,8 +33,8 @@ type ruleAt struct {
 const (
 	// printMost is the number of rules that one process prints.
 	printMost = 512
-	// printTries bounds the processes for so many rules. It takes 19 to find a rule that is
-	// printed over several lines.
+	// printTries bounds the processes for so many rules. It takes 19 processes to find a rule
+	// that is printed over several lines.
 	printTries = 64
 )
 

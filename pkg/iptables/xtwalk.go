@@ -120,10 +120,10 @@ func walkEntries(family rules.Family, info xtInfo, data []byte, v xtVisitor) err
 	return nil
 }
 
-// fits reports whether the entries have that shape, as far as they show it. At the end of a
-// built-in chain must be its policy (check_entry_size_and_hooks in ip_tables.c accepts no other
-// table). One change remains unseen: a rule that equals a policy is moved to another built-in
-// chain and back in the same moment.
+// fits reports whether the entries have that shape, as far as they show it. A built-in chain
+// must end with its policy (check_entry_size_and_hooks in ip_tables.c accepts no other table).
+// One change remains unseen: a rule that equals a policy is moved to another built-in chain and
+// back in the same moment.
 func (info xtInfo) fits(family rules.Family, data []byte) bool {
 	layout := xtLayoutOf(family)
 	for hook, offset := range info.underflow {

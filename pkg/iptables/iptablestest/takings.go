@@ -10,7 +10,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// Takings returns the losses through commits of other processes since NewFake or the last
+// Takings returns the deletions by commits of other processes since NewFake or the last
 // ForgetTakings; on legacy nothing.
 func (f *Fake) Takings(context.Context) iptables.Takings {
 	f.mu.Lock()
@@ -18,8 +18,8 @@ func (f *Fake) Takings(context.Context) iptables.Takings {
 	return iptables.Takings{Known: f.backend() == iptables.NFT, Since: f.takings.Since, List: slices.Clone(f.takings.List)}
 }
 
-// ForgetTakings acts like an overflow of the Kernel's socket: the losses through all commits
-// until now are unknown.
+// ForgetTakings acts like an overflow of the Kernel's socket: the deletions by all commits until
+// now are unknown.
 func (f *Fake) ForgetTakings() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
