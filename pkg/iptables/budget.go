@@ -10,34 +10,37 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// DefaultMaxRules is how many rules are kept of one family, unless Config.MaxRules says otherwise.
-// 5,000 services are 46,578. What both families take then is in docs/security.md.
+// DefaultMaxRules is the number of rules that canaryd keeps of one family, unless
+// Config.MaxRules sets another. 5,000 services have 46,578 rules. docs/security.md has the
+// memory that both families take then.
 const DefaultMaxRules = 100_000
 
-// A LeftOut is a chain of which the rules are not kept, because there are too many.
+// A LeftOut is a chain whose rules are not kept, because there are too many.
 type LeftOut struct {
 	Family rules.Family
 	Table  rules.TableName
 	Chain  string
-	Rules  int // when they were last counted
+	Rules  int // at the last count
 }
 
-// A budget says of which chains of a family the rules are kept, when those of all are too many.
-// Its methods may be called concurrently.
+// A budget chooses the chains of a family whose rules are kept, when the rules of all chains are
+// too many. Its methods may be called concurrently.
 //
-// Chains that are not guarded go first, then those that are, of each kind the largest first. The
-// choice stands: a chain that is left out comes back only when all would take three quarters of the
-// budget with it, and none goes while they fit. An empty chain is never left out.
+// It leaves out unguarded chains first, then guarded ones, and of each kind the largest first.
+// The choice is stable. A chain that is left out comes back only if all kept rules then fill at
+// most three quarters of the budget. No chain is left out while all kept ones fit. An empty
+// chain is never left out.
 type budget struct {
 	most   int // 0: no limit
 	guards func(Place) bool
 
 	mu   sync.Mutex
 	left map[Place]nft.Weight
-	more bool // chains were left out since shed was asked
+	more bool // chains were left out since the last shed
 }
 
-// newBudget returns a budget. canary is the name of our own chain, which is guarded as well.
+// newBudget returns a budget. canary is the name of canaryd's own chain, which counts as
+// guarded.
 func newBudget(most int, canary string, protects func(chain string) bool) *budget {
 	guards := func(p Place) bool {
 		return slices.Contains(protect.Tables(), p.Table) &&
@@ -49,7 +52,8 @@ func newBudget(most int, canary string, protects func(chain string) bool) *budge
 // fits reports whether so many units can be kept.
 func (b *budget) fits(units int) bool { return b.most == 0 || units <= b.most }
 
-// fitsAgain reports whether a chain may come back, if all would take so many units then.
+// fitsAgain reports whether a chain may come back, if all kept chains would then take so many
+// units.
 func (b *budget) fitsAgain(units int) bool { return b.most == 0 || units <= b.most-b.most/4 }
 
 // any reports whether a chain is left out.
@@ -68,8 +72,8 @@ func (b *budget) Choose(all map[Place]nft.Weight) (left map[Place]bool, back []P
 	return b.places(), back
 }
 
-// choose decides again, given what all chains weigh that exist, and returns those of which the
-// rules are to be read again.
+// choose decides again by the weights of all chains that exist. It returns the chains whose
+// rules must be read again.
 func (b *budget) choose(all map[Place]nft.Weight) (back []Place) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -96,7 +100,7 @@ func (b *budget) choose(all map[Place]nft.Weight) (back []Place) {
 	b.left = map[Place]nft.Weight{}
 	for _, p := range order {
 		if all[p].Rules == 0 {
-			continue // there is nothing to keep, and that it was emptied must be seen
+			continue // nothing to keep, and canaryd must see that it was emptied
 		}
 		if _, left := before[p]; left {
 			b.left[p] = all[p]
@@ -126,7 +130,7 @@ func (b *budget) choose(all map[Place]nft.Weight) (back []Place) {
 	return back
 }
 
-// shed reports whether more chains are left out than when it was asked last.
+// shed reports whether more chains are left out than at its last call.
 func (b *budget) shed() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -149,8 +153,8 @@ func (b *budget) places() map[Place]bool {
 	return left
 }
 
-// LeftOut returns the guarded chains of which the rules are not kept, by family and table, the
-// largest first. It may be called concurrently.
+// LeftOut returns the guarded chains whose rules are not kept, by family and table, the largest
+// first. It may be called concurrently.
 func (k *Kernel) LeftOut() []LeftOut {
 	var list []LeftOut
 	for _, f := range k.Families() {

@@ -6,12 +6,13 @@ import (
 	"sync"
 )
 
-// childrenKept spans the replays of a war between one intact look and the next
-// loss; pids come back after 32,768 processes at the earliest.
+// childrenKept covers all replays between one intact look and the next loss while canaryd and a
+// flusher write against each other. The kernel reuses a pid after 32,768 processes at the
+// earliest.
 const childrenKept = 64
 
-// children are the pids of the programs that wrote for us last. Who blames asks
-// while the next one may be started.
+// children are the pids of the last programs that wrote for canaryd. The search for a culprit
+// reads them while canaryd may start another program.
 type children struct {
 	mu   sync.Mutex
 	pids []int
@@ -29,12 +30,13 @@ func (c *children) has(pid int) bool {
 	return slices.Contains(c.pids, pid)
 }
 
-// OwnCommit reports whether a commit from that netlink address, by the process of that number,
-// is the Kernel's. Programs are given their process number for an address, in the pid namespace
-// that they and we live in (netlink_autobind). Any program may bind itself to such an address,
-// so the number of the process has to be the same. The kernel names it by its number in the
-// initial namespace (NFTA_GEN_PROC_PID, Linux 4.14; 0 before). In any other one the two cannot
-// be compared: there a flusher with the number of a pod's program for an address is not named.
+// OwnCommit reports whether a commit from that netlink address, by the process with that pid, is
+// the Kernel's own. The kernel gives a program its pid as its address (netlink_autobind),
+// counted in the pid namespace of the program. Any program may bind itself to such an address,
+// so the pid of the process must be equal, too. The kernel names that pid as in the initial
+// namespace (NFTA_GEN_PROC_PID, Linux 4.14; 0 before). In any other namespace the two cannot be
+// compared. A flusher there is not named if its address equals the pid of one of canaryd's
+// programs.
 func (k *Kernel) OwnCommit(port, pid uint32) bool {
 	if port == k.port || k.keeper.ownPort(port) || port != 0 && port == k.also.Load() {
 		return true // random numbers of 30 bits: see nft.NewPort
@@ -43,9 +45,9 @@ func (k *Kernel) OwnCommit(port, pid uint32) bool {
 	return k.children.has(int(port)) && (!comparable || pid == port)
 }
 
-// Own reports whether a process that wrote is this one or a child of its, of
-// which /proc says nothing any more. What this one sent itself is known for certain by
-// its Commit: here the number may be that of a thread, or of another pid namespace.
+// Own reports whether a process that wrote is this process or one of its children, which /proc
+// may no longer know. OwnCommit is certain about commits of this process itself. Here, pid may
+// be a thread's, or of another pid namespace.
 func (k *Kernel) Own(pid uint32) bool {
 	return int(pid) == os.Getpid() || k.children.has(int(pid))
 }

@@ -13,24 +13,23 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// ownComment begins the comments of our own rules, which are no evidence.
+// ownComment begins the comments of canaryd's own rules, which are no evidence.
 const ownComment = "canaryd-"
 
-// hintChains are the chains in mangle by which kubelet shows which backend it
-// uses. KUBE-IPTABLES-HINT exists since kubelet 1.24; iptables-wrappers look
-// for both.
+// hintChains are the chains in mangle that kubelet writes to show the backend that it uses.
+// KUBE-IPTABLES-HINT exists since kubelet 1.24; iptables-wrappers look for both.
 var hintChains = []string{owners.HintChain, owners.KubeletCanary}
 
-// A ChooseConfig says what Choose looks at.
+// A ChooseConfig holds the settings of Choose.
 type ChooseConfig struct {
 	Families []rules.Family // nil means both
-	Canary   string         // the name of our own chain, which is no evidence; may be ""
+	Canary   string         // the name of canaryd's own chain, which is no evidence; may be ""
 }
 
-// Choose decides which backend is in use on this machine: one decision for
-// both families. It executes nothing and creates nothing, and needs
-// CAP_NET_ADMIN (ErrPermission without). See Evidence for how it decides. What
-// cannot be read is an error, never "no evidence": ask again later.
+// Choose decides which backend is in use on this machine, with one decision for both families.
+// It executes nothing, creates nothing, and needs CAP_NET_ADMIN (ErrPermission without).
+// Evidence describes the decision. An unreadable table is an error and never counts as "no
+// evidence": the caller should try again later.
 func Choose(ctx context.Context, cfg ChooseConfig) (Evidence, error) {
 	if cfg.Families == nil {
 		cfg.Families = rules.Families()
@@ -43,7 +42,7 @@ func Choose(ctx context.Context, cfg ChooseConfig) (Evidence, error) {
 		cfg.Families = slices.DeleteFunc(slices.Clone(cfg.Families), func(f rules.Family) bool { return f == rules.IPv6 })
 	}
 	var err error
-	// Taken before anything is counted: what moves meanwhile is found later.
+	// The stamps are taken before the count, so that a later look finds any change meanwhile.
 	if evidence.stamps, err = stampBackends(cfg.Families); err != nil {
 		return Evidence{}, fmt.Errorf("choosing the backend: %w", err)
 	}
@@ -58,8 +57,8 @@ func Choose(ctx context.Context, cfg ChooseConfig) (Evidence, error) {
 	return evidence, nil
 }
 
-// countNFT counts nf_tables' rules in iptables' tables. ok is false if the
-// kernel has no nf_tables.
+// countNFT counts nf_tables' rules in iptables' tables. ok is false if the kernel has no
+// nf_tables.
 func countNFT(ctx context.Context, cfg ChooseConfig, counts map[rules.Family]map[Backend]Count) (ok bool, err error) {
 	conn, _, err := nft.DialIfAny()
 	if conn == nil {
@@ -75,9 +74,9 @@ func countNFT(ctx context.Context, cfg ChooseConfig, counts map[rules.Family]map
 	return true, nil
 }
 
-// countNFTFamily asks for the hint chains by name and for the rules table by
-// table. A list of all chains would do for both, but one that is taken while
-// another process writes may leave chains of other tables out, a hint among them.
+// countNFTFamily reads the hint chains by name, and the rules table by table. One list of all
+// chains could replace both. But while another process writes, such a list may miss chains of
+// other tables, even a hint chain.
 func countNFTFamily(ctx context.Context, conn *nft.Conn, family rules.Family, canary string) (Count, error) {
 	var count Count
 	for _, name := range hintChains {
@@ -100,9 +99,8 @@ func countNFTFamily(ctx context.Context, conn *nft.Conn, family rules.Family, ca
 	return count, nil
 }
 
-// countTries is how often a table is counted while another process writes. Next to a
-// busy writer no count of a large table is ever undisturbed; the one that found
-// most then is near enough.
+// countTries is how often canaryd counts a table while another process writes. A busy writer
+// disturbs every count of a large table, and then the highest count is near enough.
 const countTries = 3
 
 func countNFTTable(conn *nft.Conn, family rules.Family, table rules.TableName, canary string) (int, error) {
@@ -130,7 +128,7 @@ func countNFTTable(conn *nft.Conn, family rules.Family, table rules.TableName, c
 func countLegacy(ctx context.Context, cfg ChooseConfig, counts map[rules.Family]map[Backend]Count) error {
 	return eachLegacy(cfg.Families, func(s *xtSocket) error {
 		if err := s.check(); err != nil {
-			return err // errNoLegacy, which openXT puts up with
+			return err // errNoLegacy, which eachLegacy accepts
 		}
 		var count Count
 		err := s.walk(ctx, nil, func(table rules.TableName, info xtInfo, data []byte) error {

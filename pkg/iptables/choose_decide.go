@@ -6,38 +6,37 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// hintWeight is how many rules one of kubelet's hint chains is worth. Kubelet
-// writes it on the backend that it uses, so it outweighs the rules that a
-// firewall or Docker keeps on the other one (50 or so). But no program deletes it
-// when a node changes its backend: next to the hundreds of rules that kube-proxy
-// keeps up on the other side (300 for some ten services), with nothing alive on
-// its own, it is stale.
+// hintWeight is the weight of a kubelet hint chain, in rules. Kubelet writes the chain on the
+// backend that it uses. So the chain must outweigh the 50 or so rules that a firewall or Docker
+// keeps on the other backend. But no program deletes the chain when a node changes its backend.
+// It is stale if nothing uses its backend and kube-proxy keeps hundreds of rules on the other
+// one (300 for some ten services).
 const hintWeight = 100
 
-// A Count is what one backend holds for one family, our own chains and rules
-// left out.
+// A Count holds the size of one backend's content for one family, without canaryd's own chains
+// and rules.
 type Count struct {
 	Rules int  `json:"rules"`
-	Hint  bool `json:"hint"` // one of kubelet's hint chains is there
+	Hint  bool `json:"hint"` // one of kubelet's hint chains exists
 }
 
-// Evidence is what Choose found, and what follows from it. Each backend weighs
-// as much as it has rules, in both families together, and 100 more if it has
-// one of kubelet's hint chains; the heavier one wins, and of equal ones nft.
+// Evidence is the result of Choose. The weight of a backend is its number of rules in both
+// families, plus 100 if it has one of kubelet's hint chains. The heavier backend wins, and nft
+// wins a tie.
 type Evidence struct {
 	Backend Backend `json:"backend"`
 	// Reason is half a sentence for people, without a full stop.
 	Reason string `json:"reason"`
-	// Mixed: both backends hold rules of others.
+	// Mixed reports that both backends hold rules of other programs.
 	Mixed bool `json:"mixed"`
-	// Counts has an entry for every family that was asked for, and in it one
-	// for each backend that the kernel has for the family.
+	// Counts has an entry for every requested family. The entry has a Count for each backend
+	// that the kernel has for that family.
 	Counts map[rules.Family]map[Backend]Count `json:"counts"`
 
-	stamps map[Backend]uint64 // of the time before the count; see Kernel.Moved
+	stamps map[Backend]uint64 // from before the count; see Kernel.Moved
 }
 
-// Decide is the pure part of Choose.
+// Decide chooses the backend by the counts alone.
 func (e *Evidence) Decide(hasNFT bool) {
 	nft, legacy := e.Total(NFT), e.Total(Legacy)
 	e.Mixed = nft.Rules > 0 && legacy.Rules > 0
@@ -60,7 +59,7 @@ func (e *Evidence) Decide(hasNFT bool) {
 	}
 }
 
-// reason says what was decisive for the winner.
+// reason returns the decisive fact for the winner.
 func reason(winner Backend, won Count, loser Backend, lost Count) string {
 	switch {
 	case won.Hint == lost.Hint:
@@ -88,7 +87,7 @@ func (c Count) weight() int {
 	return c.Rules
 }
 
-// Total returns what a backend holds in all families together.
+// Total returns the sum of a backend's Counts in all families.
 func (e Evidence) Total(backend Backend) Count {
 	var total Count
 	for _, counts := range e.Counts {
@@ -98,12 +97,13 @@ func (e Evidence) Total(backend Backend) Count {
 	return total
 }
 
-// Empty reports that no rules or hints of others were found: the program that comes first
-// may still decide the backend.
+// Empty reports that no rules or hints of other programs were found. Then the first program that
+// writes may still decide the backend.
 func (e Evidence) Empty() bool { return e.Total(NFT).weight() == 0 && e.Total(Legacy).weight() == 0 }
 
-// Prefer returns evidence for the backend that canaryd guarded before in this boot, if the tables
-// are empty: a flush took the rules that showed the backend. An empty before changes nothing.
+// Prefer returns evidence for the backend that canaryd guarded before in this boot, if the
+// tables are empty. A flush deleted the rules that showed the backend. An empty before changes
+// nothing.
 func (e Evidence) Prefer(before Backend) Evidence {
 	if before != "" && e.Empty() {
 		e.Backend, e.Reason = before, fmt.Sprintf("iptables' tables hold no rules, and canaryd guarded %s before in this boot", before)
@@ -111,8 +111,8 @@ func (e Evidence) Prefer(before Backend) Evidence {
 	return e
 }
 
-// Force makes the evidence one for a backend that was asked for. The counts
-// stay, and the reason says if they speak against it.
+// Force returns the evidence with a requested backend. The counts stay, and the reason says
+// whether they contradict it.
 func (e Evidence) Force(backend Backend) Evidence {
 	const asked = "it was asked for"
 	if e.Backend == backend || e.Backend == "" || e.Empty() {

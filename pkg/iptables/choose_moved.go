@@ -9,10 +9,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// GatherEvidence reads both backends again. The Kernel goes on with
-// the backend that it was opened with, whatever the evidence says; where that
-// one was forced, so is the Evidence's. It reads every table of both backends
-// (see Moved). It may be called concurrently.
+// GatherEvidence reads every table of both backends again (see Moved). The Kernel continues with
+// the backend that it was opened with, whatever the evidence says. If that backend was forced,
+// the Evidence is forced, too. It may be called concurrently.
 func (k *Kernel) GatherEvidence(ctx context.Context) (Evidence, error) {
 	evidence, err := Choose(ctx, k.cfg.chooseConfig())
 	if err == nil && k.cfg.Backend != "" {
@@ -21,11 +20,10 @@ func (k *Kernel) GatherEvidence(ctx context.Context) (Evidence, error) {
 	return evidence, err
 }
 
-// Moved reports whether what last rests on may be another by now. It reads no
-// rule: on legacy it asks for the shape of the tables that exist, on nft for
-// the genid. It looks at the backend that is not in use, because the one that
-// is changes all the time and only becomes heavier. Where last.speaksForItself
-// is false, it looks at both. It may be called concurrently.
+// Moved reports whether the tables behind last may have changed. It reads no rules: on legacy it
+// reads the shapes of the existing tables, on nft the genid. It looks at the backend that is not
+// in use. The other one changes all the time and only becomes heavier. If last.speaksForItself
+// is false, Moved looks at both backends. It may be called concurrently.
 func (k *Kernel) Moved(ctx context.Context, last Evidence) (bool, error) {
 	if err := ctx.Err(); err != nil {
 		return false, err
@@ -41,11 +39,10 @@ func (k *Kernel) Moved(ctx context.Context, last Evidence) (bool, error) {
 	return !last.speaksForItself(ours) && now[ours] != last.stamps[ours], nil
 }
 
-// speaksForItself reports that more rules in ours would only confirm what e says.
-// They would not while e is thin: its reason must name what decides, such as the
-// hint chain of a kubelet that starts after canaryd. To count so little again
-// costs nothing. Nor would they while ours is empty and the other backend is not: its
-// first rule would make the backends mixed.
+// speaksForItself reports that more rules in ours would only confirm e. This is false while e is
+// thin: its reason must name the decisive fact, such as the hint chain of a kubelet that starts
+// later. Counting so few rules again costs nothing. It is also false while ours is empty and the
+// other backend is not: the first rule in ours would make the backends mixed.
 func (e Evidence) speaksForItself(ours Backend) bool {
 	own, other := e.Total(ours), e.Total(ours.Other())
 	thin := own.weight()+other.weight() < hintWeight
@@ -61,8 +58,8 @@ func (b Backend) Other() Backend {
 	return NFT
 }
 
-// stampBackends takes a cheap fingerprint of each backend; of one that the
-// kernel does not have it is 0.
+// stampBackends takes a cheap fingerprint of each backend. It is 0 for a backend that the kernel
+// does not have.
 func stampBackends(families []rules.Family) (map[Backend]uint64, error) {
 	nft, err := stampNFT()
 	if err != nil {

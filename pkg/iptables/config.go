@@ -11,36 +11,36 @@ import (
 type Config struct {
 	// Backend forces a backend; "" chooses by evidence (see Choose).
 	Backend Backend
-	// Before is the backend that was guarded before in this boot and network namespace;
-	// it is chosen where the evidence is for neither. "" is that none was.
+	// Before is the backend that was guarded before in this boot and network namespace, or "".
+	// It is chosen if the evidence is for neither backend.
 	Before Backend
-	// Families are those wanted; nil means all that exist. A family that the
-	// kernel or the tools lack is left out, see Kernel.Disabled.
+	// Families are the requested families; nil means all that exist. A family that the kernel or
+	// the tools lack is left out, see Kernel.Disabled.
 	Families []rules.Family
-	// Canary is the name of our own chain, which is no evidence for a
-	// backend; "" if there is none.
+	// Canary is the name of canaryd's own chain, which is no evidence for a backend; "" if there
+	// is none.
 	Canary string
-	// LockFile is the xtables lock of other programs; "" means
-	// /run/xtables.lock.
+	// LockFile is the xtables lock of other programs; "" means /run/xtables.lock.
 	LockFile string
 	// LockWait is how long Begin waits for the lock; 0 means 5 s.
 	LockWait time.Duration
-	// RestoreTimeout is after how long a restore is killed; 0 means 2 min.
-	// 60 s is the least: a restore of 7.7 s that is killed at 5 s fails for
-	// ever, and a loaded node is slower than the one that was measured.
+	// RestoreTimeout is the time after which a restore is killed; 0 means 2 min. The minimum is
+	// 60 s: a restore that needs 7.7 s and is killed after 5 s fails for ever. A loaded node is
+	// slower than the measured one.
 	RestoreTimeout time.Duration
-	// ReadTimeout is after how long a full read is killed; 0 means 30 s.
-	// iptables-nft-save retries inside itself and may never return under
-	// commits from others.
+	// ReadTimeout is the time after which a full read is killed; 0 means 30 s. iptables-nft-save
+	// retries inside itself and may never return while other processes commit.
 	ReadTimeout time.Duration
 	// Replay is the path on which a Restore writes; "" means ReplayAuto.
 	Replay Replay
-	// MaxRules is how many rules are kept of a family; 0 means DefaultMaxRules, less than that
-	// no limit. Of the chains that are too many, no rule is in a Snapshot; see LeftOut.
+	// MaxRules is the maximum number of rules that are kept of a family. 0 means
+	// DefaultMaxRules, a negative number no limit. A Snapshot has no rules of the chains beyond
+	// the limit; see LeftOut.
 	MaxRules int
-	// Trials lets Sessions on legacy find out what iptables-restore makes of texts that may also be
-	// those of other rules. They write them to a chain that nothing jumps to, and remove it. Until
-	// then such a rule is opaque. Without Trials its text is taken for its own.
+	// Trials lets Sessions on legacy test ambiguous texts, which may also be the texts of other
+	// rules. A Session has iptables-restore write them to a chain that nothing jumps to, and
+	// removes that chain. A rule is opaque until its text was tested. Without Trials, canaryd
+	// trusts the text.
 	Trials bool
 	// Protects names the protected chains, which are left out last; nil means all.
 	Protects func(chain string) bool
@@ -51,14 +51,13 @@ type Replay string
 
 // The paths.
 const (
-	// ReplayAuto writes directly what can be, and the rest as text.
+	// ReplayAuto writes directly where it can, and the rest as text.
 	ReplayAuto Replay = "auto"
 	// ReplayText writes everything through iptables-restore.
 	ReplayText Replay = "text"
-	// ReplayDirect is for the nft backend only. What the direct path cannot
-	// express still goes through iptables-restore (a rule that names an
-	// ipset would otherwise never come back); but a transaction that the
-	// kernel refuses is an error and is not repeated as text.
+	// ReplayDirect is for the nft backend only. Rules that the direct path cannot express still
+	// go through iptables-restore: a rule that names an ipset would otherwise never come back.
+	// But a transaction that the kernel refuses is an error and is not repeated as text.
 	ReplayDirect Replay = "direct"
 )
 

@@ -7,7 +7,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// The errors that callers decide by; everything else is "unknown".
+// The errors by which callers decide. Every other error means "unknown".
 var (
 	// ErrLocked: another process holds the xtables lock.
 	ErrLocked = errors.New("the xtables lock is held by another program")
@@ -26,7 +26,7 @@ const (
 	ReasonMissingSet   Reason = "missing_set"
 	ReasonParse        Reason = "parse"
 	ReasonIncompatible Reason = "incompatible"
-	ReasonNotInstalled Reason = "not_installed" // of iptables, which only a rule without bytes needs
+	ReasonNotInstalled Reason = "not_installed" // a rule without bytes needs iptables
 	ReasonOther        Reason = "other"
 )
 
@@ -40,16 +40,16 @@ type RestoreError struct {
 	Reason  Reason
 	Program string // such as "ip6tables-nft-restore"; "nf_tables" is the kernel itself
 	Exit    int    // its exit code; -1 if it was killed, 0 if it is no program
-	Line    int    // of what the program was given, where it names one; else 0
+	Line    int    // in the program's input, if it names a line; else 0
 	Stderr  string // its first lines, bounded
-	// Rule is the rule for which the kernel refused a whole transaction, which may be of several
-	// families; nil if that is not known.
+	// Rule is the rule for which the kernel refused a whole transaction, which may contain
+	// several families. It is nil if the rule is not known.
 	Rule *RefusedRule
-	// Textless: a rule without a text was to be written, and its bytes could not be.
+	// Textless reports that a rule without a text was to be written, and its bytes could not be.
 	Textless bool
 }
 
-// A RefusedRule is a rule that the kernel refused, and where it was to stand.
+// A RefusedRule is a rule that the kernel refused, and its intended place.
 type RefusedRule struct {
 	rules.TableID
 	Chain string

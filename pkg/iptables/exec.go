@@ -14,12 +14,12 @@ import (
 )
 
 const (
-	// maxStdout bounds what a child may print. 62,590 rules are 9 MB.
+	// maxStdout bounds the output of a child. 62,590 rules are 9 MB.
 	maxStdout = 256 << 20
-	// maxStderr is how much of a child's complaints is kept; the rest is
-	// read and dropped, so that the child does not block.
+	// maxStderr bounds the stored part of a child's complaints. The rest is read and dropped, so
+	// that the child does not block.
 	maxStderr = 8 << 10
-	// killGrace is how long we wait for the pipes of a killed child.
+	// killGrace is the longest wait for the pipes of a killed child.
 	killGrace = 2 * time.Second
 )
 
@@ -33,22 +33,22 @@ type command struct {
 	stdout  io.Writer   // gets at most maxStdout bytes; nil to collect them
 	timeout time.Duration
 	env     []string      // added to our own environment
-	started func(pid int) // called with the child's number; may be nil
+	started func(pid int) // called with the child's pid; may be nil
 }
 
-// A result is what a child that ran to its end left behind; stdout is empty if
-// it went elsewhere.
+// A result is the output and exit code of a child that ran to its end. stdout is empty if the
+// output went elsewhere.
 type result struct {
 	stdout, stderr []byte
 	exit           int // -1 if it was killed
 }
 
-// run executes c and waits for it. A child that ends with another exit code
-// than 0 is no error here. A child that could not be started, that outlived
-// its deadline or the context, or that printed more than maxStdout is one;
-// its process group is killed then.
+// run executes c and waits for it. A child that ends with an exit code other than 0 is no error.
+// run returns an error for a child that cannot be started, that outlives its deadline or the
+// context, or that prints more than maxStdout. In these cases it kills the child's process
+// group.
 //
-// LC_ALL=C because the texts of errors are read by classify.
+// It sets LC_ALL=C because classify reads the texts of errors.
 func (c command) run(ctx context.Context) (result, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
@@ -73,10 +73,9 @@ func (c command) run(ctx context.Context) (result, error) {
 	return res, c.failure(ctx, err, res)
 }
 
-// feed runs cmd and writes stdin to it meanwhile. A child that ends before it
-// has read everything is no error: its exit code says what it thinks. Wait
-// closes the pipe then, so that the writing ends too, whatever else of the
-// child's has it open.
+// feed runs cmd and writes stdin to it meanwhile. A child that ends before it has read
+// everything is no error: its exit code decides. Wait then closes the pipe, so that the writing
+// ends, too, even if another process of the child has it open.
 func (c command) feed(cmd *exec.Cmd) error {
 	if c.stdin == nil {
 		return cmd.Run()
@@ -103,7 +102,7 @@ func (c command) feed(cmd *exec.Cmd) error {
 	return err
 }
 
-// failure turns what feed returned into the error that run promises.
+// failure turns the error of feed into the one that run documents.
 func (c command) failure(ctx context.Context, err error, res result) error {
 	name := filepath.Base(c.path)
 	var exit *exec.ExitError
@@ -121,8 +120,8 @@ func (c command) failure(ctx context.Context, err error, res result) error {
 	}
 }
 
-// A boundedWriter passes on what there is room for. What is beyond is dropped,
-// or fails the writer with onFull if that is set.
+// A boundedWriter passes on as many bytes as it has room for. It drops the rest, or returns
+// onFull if that is set.
 type boundedWriter struct {
 	out    io.Writer
 	room   int

@@ -5,22 +5,23 @@ import (
 	"strings"
 )
 
-// This file lists the extensions of iptables, and what each prints of a rule's bytes as text: from
-// the functions that save a rule in extensions/lib*.c of 1.8.9 and 1.8.11. 1.8.7 and 1.8.13 have
-// the same ones and print the same texts.
+// This file lists the extensions of iptables, and the texts that each prints from a rule's
+// bytes. The list is from the functions that save a rule in extensions/lib*.c of 1.8.9 and
+// 1.8.11. 1.8.7 and 1.8.13 have the same extensions and print the same texts.
 
 // A textField is a text within the data of an extension that iptables prints.
 type textField struct {
-	at, size int  // where it begins, and how long it may be
-	quoted   bool // iptables prints it in quotes, and a backslash before a quote in it
-	// from and before are the revisions that have it there; before 0 is every later one.
+	at, size int  // its offset, and its maximum length
+	quoted   bool // iptables prints it in quotes, and a backslash before each quote
+	// from is the first revision that has it there, and before the first that does not; 0 means
+	// no end.
 	from, before byte
 	printedIf    func(data []byte) bool // nil: always
 }
 
-// extensions are all matches and targets of iptables by the names that the kernel has for them,
-// with the texts that each prints. Numbers, addresses, names from files of the node and names of
-// ipsets are no text of a rule's bytes. An extension that is not here is of another project.
+// extensions has all matches and targets of iptables by their kernel names, with the texts that
+// each prints. Numbers, addresses, names from files of the node and names of ipsets do not count
+// as texts of a rule's bytes. An extension that is missing here belongs to another project.
 var extensions = allExtensions(`
 	addrtype ah bpf cgroup cluster comment connbytes connlabel connlimit connmark conntrack cpu dccp devgroup dscp
 	dst ecn esp eui64 frag hashlimit hbh helper hl icmp icmp6 ipcomp iprange ipv6header ipvs length limit mac mark mh
@@ -32,8 +33,8 @@ var extensions = allExtensions(`
 	TEE TOS TPROXY TRACE TTL ULOG
 `)
 
-// printedTexts are the texts of those extensions that print any (uapi/linux/netfilter/xt_*.h has
-// where they are).
+// printedTexts are the texts of the extensions that print any (uapi/linux/netfilter/xt_*.h has
+// their offsets).
 var printedTexts = map[string][]textField{
 	"bpf":       {{at: 8, size: 512, from: 1, printedIf: bpfIsPinned}},
 	"cgroup":    {{at: 4, size: 4096, quoted: true, from: 1, before: 2, printedIf: cgroupHasPath}, {at: 4, size: 512, quoted: true, from: 2, printedIf: cgroupHasPath}},
@@ -45,7 +46,7 @@ var printedTexts = map[string][]textField{
 	"physdev":   {{size: 16}, {at: 32, size: 16}},
 	"rateest":   {{size: 16}, {at: 16, size: 16}},
 	"recent":    {{at: 10, size: 200}},
-	"string":    {{at: 4, size: 16}}, // the algorithm; of the pattern see oddPattern
+	"string":    {{at: 4, size: 16}}, // the algorithm; oddPattern has the pattern
 	// Targets.
 	"CT":        {{at: 12, size: 16}, {at: 28, size: 32, from: 1}},
 	"IDLETIMER": {{at: 4, size: 28}},
@@ -58,7 +59,7 @@ var printedTexts = map[string][]textField{
 	"ULOG":      {{at: 24, size: 32, quoted: true}},
 }
 
-// allExtensions returns the texts of each name in a list. A verdict is a target without a name.
+// allExtensions returns the texts for each name in a list. A verdict is a target without a name.
 func allExtensions(names string) map[string][]textField {
 	all := map[string][]textField{"": nil}
 	for name := range strings.FieldsSeq(names) {
@@ -67,11 +68,12 @@ func allExtensions(names string) map[string][]textField {
 	return all
 }
 
-// bpfIsPinned reports whether a match bpf names a file in bpffs (XT_BPF_MODE_PATH_PINNED). Else the
-// same bytes are a program.
+// bpfIsPinned reports whether a match bpf names a file in bpffs (XT_BPF_MODE_PATH_PINNED).
+// Otherwise the same bytes are a program.
 func bpfIsPinned(data []byte) bool { return len(data) >= 2 && binary.NativeEndian.Uint16(data) == 1 }
 
-// cgroupHasPath reports whether a match cgroup names a path. Else the same bytes may be a class.
+// cgroupHasPath reports whether a match cgroup names a path. Otherwise the same bytes may be a
+// class.
 func cgroupHasPath(data []byte) bool { return len(data) > 0 && data[0] != 0 }
 
 // printed reports whether an extension of that revision prints the text.

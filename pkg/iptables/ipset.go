@@ -18,16 +18,15 @@ import (
 )
 
 const (
-	// maxSets and maxSetText bound what is kept of ipsets: 16 MiB are some
-	// 400,000 addresses. kube-proxy in ipvs mode has 15 sets.
+	// maxSets and maxSetText bound the stored ipsets: 16 MiB are some 400,000 addresses.
+	// kube-proxy in ipvs mode has 15 sets.
 	maxSets    = 512
 	maxSetText = 16 << 20
-	// setTimeout is for one ipset; 65,536 members are saved in 0.1 s.
+	// setTimeout is for one ipset; ipset saves 65,536 members in 0.1 s.
 	setTimeout = 10 * time.Second
 	// maxSetName is IPSET_MAXNAMELEN without its NUL (linux/netfilter/ipset/ip_set.h).
 	maxSetName = 31
-	// draftPrefix begins the name under which a set is filled before it gets
-	// its own.
+	// draftPrefix begins the temporary name of a set that is being filled.
 	draftPrefix = "canaryd-draft-"
 )
 
@@ -35,7 +34,7 @@ const (
 var (
 	// ErrNoSet: there is no ipset of that name.
 	ErrNoSet = errors.New("there is no such ipset")
-	// ErrSetStands: an ipset of that name is there already.
+	// ErrSetStands: an ipset of that name exists already.
 	ErrSetStands = errors.New("such an ipset is there already")
 	errSetTooBig = fmt.Errorf("the ipsets that protected rules name are more than %d or larger than %d MiB", maxSets, maxSetText>>20)
 )
@@ -43,12 +42,12 @@ var (
 // A Set is an ipset as "ipset save" prints it.
 type Set struct {
 	Name    string   `json:"name"`
-	Create  string   `json:"create"`            // what stands behind "create NAME"
-	Members []string `json:"members,omitempty"` // what stands behind "add NAME", in order
+	Create  string   `json:"create"`            // the text behind "create NAME"
+	Members []string `json:"members,omitempty"` // the texts behind "add NAME", in order
 }
 
-// Validate reports whether the set may be turned into input of "ipset restore":
-// no text can end its line or be taken for an option.
+// Validate reports whether the set is safe as input of "ipset restore": no text may end its line
+// or look like an option.
 func (s Set) Validate() error {
 	if !validSetName(s.Name) {
 		return fmt.Errorf("%q cannot be the name of an ipset here", s.Name)
@@ -61,19 +60,19 @@ func (s Set) Validate() error {
 	return nil
 }
 
-// validSetName reports whether a name means the same to ipset and in its restore
-// format. The kernel takes any bytes; such sets are not restored.
+// validSetName reports whether a name means the same to ipset and in its restore format. The
+// kernel accepts any bytes, but canaryd does not restore such sets.
 func validSetName(name string) bool {
 	return plainSetName(name) && !strings.HasPrefix(name, draftPrefix)
 }
 
-// plainSetName reports whether a name means the same to each program that reads it.
+// plainSetName reports whether a name means the same to every program that reads it.
 func plainSetName(name string) bool {
 	return name != "" && len(name) <= maxSetName && name[0] != '-' &&
 		!strings.ContainsFunc(name, func(c rune) bool { return c <= ' ' || c >= 0x7f || strings.ContainsRune(`"'\`, c) })
 }
 
-// Lists returns the sets that are members of a set of sets.
+// Lists returns the names of the member sets, if the set is a set of sets.
 func (s Set) Lists() []string {
 	if !strings.HasPrefix(s.Create, "list:set") {
 		return nil
@@ -85,18 +84,20 @@ func (s Set) Lists() []string {
 	return names
 }
 
-// Sets reaches what rules depend on besides chains: ipsets, by executing ipset and by netlink, and
-// nfacct objects, by netlink. Neither belongs to a family or a table. It never
-// changes or deletes what exists. It keeps no state and may be used concurrently.
+// Sets reads and makes objects outside the tables that rules depend on. It reaches ipsets by
+// executing ipset and by netlink, and nfacct objects by netlink. Neither belongs to a family or
+// a table. Sets never changes or deletes an existing object. It keeps no state and may be used
+// concurrently.
 type Sets struct {
 	path string
 }
 
-// NewSets looks for the program ipset. Without it every method that needs it
-// fails and says so.
+// NewSets looks for the program ipset. Without the program, every method that needs it returns
+// an error that says so.
 func NewSets() *Sets { return &Sets{path: lookUp("ipset")} }
 
-// Names returns the names of all ipsets. It asks the kernel itself: a name may hold a line break.
+// Names returns the names of all ipsets. It reads them from the kernel directly, because a name
+// may contain a line break.
 func (s *Sets) Names(ctx context.Context) ([]string, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -106,9 +107,8 @@ func (s *Sets) Names(ctx context.Context) ([]string, error) {
 	return names, errors.Join(err, numbers.close())
 }
 
-// Save returns those of the named sets that exist, and the sets that are members
-// of them. What cannot be kept, for its name or its size, is left out, and the
-// error says so next to what could be; it may be nil.
+// Save returns the named sets that exist, and their member sets. It leaves out sets with an
+// unsuitable name or too much text. The error names these; it may be nil.
 func (s *Sets) Save(ctx context.Context, names []string) (map[string]Set, error) {
 	found := map[string]Set{}
 	var errs []error
@@ -144,8 +144,8 @@ func (s *Sets) Save(ctx context.Context, names []string) (map[string]Set, error)
 	return found, errors.Join(errs...)
 }
 
-// parseSet reads what "ipset save NAME" printed. A line that is neither the one
-// create nor an add of that set makes it useless: another owner's comment had a
+// parseSet reads the output of "ipset save NAME". Every line must be that set's one create, or
+// an add to it. Any other line makes the output useless: then a comment of another owner had a
 // newline in it.
 func parseSet(name, text string) (Set, error) {
 	set := Set{Name: name}
@@ -164,10 +164,9 @@ func parseSet(name, text string) (Set, error) {
 	return set, set.Validate()
 }
 
-// Create makes a set that does not exist, with its members. It is filled under
-// another name and then renamed, which the kernel refuses if there is a set of
-// that name by now: no packet meets half of it, and no set of others is changed. The
-// error is ErrSetStands then.
+// Create makes a set that does not exist, with its members. It fills the set under another name
+// and then renames it. So no packet meets half a set, and no set of another owner changes. If a
+// set of that name exists by now, the kernel refuses the rename, and the error is ErrSetStands.
 func (s *Sets) Create(ctx context.Context, set Set) error {
 	if err := set.Validate(); err != nil {
 		return err
@@ -183,12 +182,13 @@ func (s *Sets) Create(ctx context.Context, set Set) error {
 	if err == nil {
 		return nil
 	}
-	// An error means that it was not even created, or has its name.
+	// After an error the draft may be left over, unless it already has its final name.
 	_, _ = s.run(context.WithoutCancel(ctx), nil, nil, "destroy", draft)
 	return fmt.Errorf("creating ipset %s: %w", set.Name, err)
 }
 
-// run executes ipset. What it prints is taken from room; nil is room enough. stdin may be nil.
+// run executes ipset and subtracts the size of its output from room; a nil room means enough.
+// stdin may be nil.
 func (s *Sets) run(ctx context.Context, room *int, stdin io.WriterTo, args ...string) ([]byte, error) {
 	if s.path == "" {
 		return nil, errors.New("ipset is not installed: install the package \"ipset\"")
@@ -205,7 +205,7 @@ func (s *Sets) run(ctx context.Context, room *int, stdin io.WriterTo, args ...st
 	return out.Bytes(), s.failure(res, err)
 }
 
-// failure says what went wrong. The texts are those of ipset 7.17 with LC_ALL=C.
+// failure returns the error of a run, or nil. The texts are those of ipset 7.17 with LC_ALL=C.
 func (s *Sets) failure(res result, err error) error {
 	switch text := firstLines(res.stderr); {
 	case err != nil:

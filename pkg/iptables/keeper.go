@@ -17,44 +17,44 @@ import (
 // KeeperTable is the name of a Keeper's tables, one in each family.
 const KeeperTable = "canaryd-keeper"
 
-// Why a Keeper has no table, as far as that says what to do.
+// The reasons why a Keeper has no table, for callers that act on them.
 var (
-	// ErrKeeperTaken: another process owns a table of that name. A canaryd that
-	// ended this moment may be that process: the kernel removes its table soon.
+	// ErrKeeperTaken: another process owns a table of that name. That process may be a canaryd
+	// that just ended; the kernel soon removes its table.
 	ErrKeeperTaken = errors.New("another process has a table named " + KeeperTable)
-	// ErrKeeperKernel: the kernel lacks what a Keeper is made of.
+	// ErrKeeperKernel: the kernel lacks a feature that a Keeper needs.
 	ErrKeeperKernel = errors.New("the kernel cannot keep NAT and connection tracking in place")
 )
 
 // A Keeper keeps the kernel's NAT and connection tracking registered while rules are missing.
 //
-// The kernel translates the packets of an established connection by its conntrack entry and needs
-// no rule for that. But with the last nat base chain of a family it unregisters NAT, and with the
-// last rule that uses conntrack it unregisters conntrack (nf_nat_unregister_fn and
-// nf_ct_netns_put, Linux 6.18). From then on packets arrive untranslated at the node's own stack,
-// which resets their connections. A Keeper has one table in each family with an empty nat base
-// chain for each hook, and one rule with `masq` in a chain that nothing jumps to: the chains keep
-// NAT, and the rule keeps conntrack. No packet is ever changed by it.
+// The kernel translates the packets of an established connection by its conntrack entry and
+// needs no rule for that. But with the last nat base chain of a family it unregisters NAT. With
+// the last rule that uses conntrack it unregisters conntrack (nf_nat_unregister_fn and
+// nf_ct_netns_put, Linux 6.18). From then on packets arrive untranslated at the node's own
+// stack, which resets their connections. A Keeper has one table in each family. Its empty nat
+// base chains, one for each hook, keep NAT. Its rule with `masq`, in a chain that nothing jumps
+// to, keeps conntrack. No packet is ever changed by it.
 //
-// The table has an owner, the Keeper's socket (NFT_TABLE_F_OWNER, Linux 5.12): `nft flush ruleset`
-// passes it over, no other process can change it, and it vanishes with the socket.
+// The table has an owner, the Keeper's socket (NFT_TABLE_F_OWNER, Linux 5.12). `nft flush
+// ruleset` skips it, no other process can change it, and the kernel removes it with the socket.
 //
 // The zero value is ready for use. All methods may be called concurrently.
 type Keeper struct {
 	mu   sync.Mutex
 	open bool
 	fd   int
-	// port is the address of the socket, which the kernel names as the owner, and
-	// as the sender of the commits.
+	// port is the address of the socket. The kernel names it as the owner, and as the sender of
+	// the commits.
 	port atomic.Uint32
 }
 
-// Keeper returns the Kernel's Keeper. Its commits count as the Kernel's own. Close
-// of the Kernel closes it.
+// Keeper returns the Kernel's Keeper. Its commits count as the Kernel's own. Kernel.Close closes
+// it.
 func (k *Kernel) Keeper() *Keeper { return &k.keeper }
 
-// Keep makes the family's table; one that stands already stays. On any error the
-// family has no table, unless the kernel cannot even be asked.
+// Keep makes the family's table, or leaves an existing one. After an error the family has no
+// table, unless the kernel could not even be queried.
 func (k *Keeper) Keep(family rules.Family) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -65,15 +65,15 @@ func (k *Keeper) Keep(family rules.Family) error {
 	if err == nil {
 		return nil
 	}
-	// EEXIST is the answer also if the table is ours. And after an error of the
-	// socket's the table may stand all the same.
+	// The kernel answers EEXIST even if the table is canaryd's. After an error of the socket the
+	// table may exist, too.
 	if ours, asked := k.owns(family); asked == nil && ours {
 		return nil
 	}
 	return err
 }
 
-// Release deletes the family's table, if there is one of ours.
+// Release deletes the family's table, if canaryd has one.
 func (k *Keeper) Release(family rules.Family) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -92,8 +92,7 @@ func (k *Keeper) Release(family rules.Family) error {
 	return k.send(b)
 }
 
-// Close closes the socket, and the kernel removes its tables. The Keeper may be used
-// again.
+// Close closes the socket, and the kernel removes its tables. The Keeper may be used again.
 func (k *Keeper) Close() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -107,7 +106,7 @@ func (k *Keeper) Close() error {
 // ownPort reports whether commits from that netlink address are the Keeper's.
 func (k *Keeper) ownPort(port uint32) bool { return port != 0 && port == k.port.Load() }
 
-// dialTries is how many addresses are tried: one of a billion is taken by chance.
+// dialTries is the number of addresses that dial tries: one in a billion is taken by chance.
 const dialTries = 4
 
 // dial opens the socket, unless it is open. k.mu must be held.
@@ -131,7 +130,7 @@ func (k *Keeper) dial() error {
 	return errors.Join(nft.Wrap("binding the keeper's netlink socket", err), unix.Close(fd))
 }
 
-// send sends one finished batch over the lasting socket. k.mu must be held.
+// send sends one finished batch over the Keeper's own socket. k.mu must be held.
 func (k *Keeper) send(b *nft.Batch) error {
 	nft.ForgetComplaints(k.fd)
 	if err := b.SendOver(k.fd); err != nil {
@@ -150,7 +149,7 @@ const (
 	aboutTable = 2
 )
 
-// keeperRefused says why the kernel took nothing of a Keeper's batch.
+// keeperRefused returns the reason why the kernel refused a Keeper's batch.
 func keeperRefused(about uint32, errno syscall.Errno) error {
 	switch {
 	case about == aboutBatch && errno == unix.EOPNOTSUPP:
@@ -168,9 +167,8 @@ func keeperRefused(about uint32, errno syscall.Errno) error {
 	}
 }
 
-// owns asks the kernel whether the family's table stands and is ours. It asks over a
-// socket of its own: on the lasting one the answer could be an old complaint. k.mu
-// must be held.
+// owns queries the kernel whether the family's table exists and is canaryd's. It uses a separate
+// socket, because the Keeper's own may still have an old complaint. k.mu must be held.
 func (k *Keeper) owns(family rules.Family) (bool, error) {
 	conn, err := nft.Dial()
 	if err != nil {
@@ -181,20 +179,20 @@ func (k *Keeper) owns(family rules.Family) (bool, error) {
 	return ok && k.ownPort(table.Owner), err
 }
 
-// From linux/netfilter/nf_tables.h, for which golang.org/x/sys has no names.
+// From linux/netfilter/nf_tables.h; golang.org/x/sys has no names for them.
 const (
 	nftTableFOwner    = 2
 	nftaTableUserdata = 6
 )
 
-// keeperComment is what `nft list ruleset` shows of the table's purpose.
+// keeperComment describes the table's purpose in the output of `nft list ruleset`.
 const keeperComment = "made by canaryd, gone with it: keeps established connections through a flush"
 
-// keeperBatch makes the family's table, in one transaction: all of it or nothing.
+// keeperBatch makes the family's table, in one transaction.
 //
-// The base chains stand one behind those of iptables: of nat chains at one hook the first that
-// translates ends the walk, so a packet that iptables translates never reaches them. The kernel
-// takes no nat chain before conntrack's priority (-200).
+// The priority of its base chains is one behind that of iptables' chains. Of the nat chains at
+// one hook, the first that translates ends the walk, so a packet that iptables translates never
+// reaches them. The kernel accepts no nat chain before conntrack's priority (-200).
 func keeperBatch(family rules.Family) *nft.Batch {
 	b := nft.NewBatch()
 	b.Begin(unix.NFT_MSG_NEWTABLE, netlink.Create|netlink.Excl, family)
@@ -232,8 +230,8 @@ func keeperChain(b *nft.Batch, family rules.Family, name string) {
 	b.Text(unix.NFTA_CHAIN_NAME, name)
 }
 
-// commentUserdata encodes a comment as libnftnl does (NFTNL_UDATA_TABLE_COMMENT in
-// its udata.h): type, length, text with a NUL behind it.
+// commentUserdata encodes a comment as libnftnl does (NFTNL_UDATA_TABLE_COMMENT in its udata.h):
+// type, length, and the text with a NUL at its end.
 func commentUserdata(comment string) []byte {
 	const tableComment = 0
 	return append(append([]byte{tableComment, byte(len(comment) + 1)}, comment...), 0)

@@ -17,17 +17,14 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A Kernel reads and writes the iptables tables of the network namespace in
-// which it was opened, through one backend. All its methods may be called
-// concurrently; a Session may not be shared.
+// A Kernel reads and writes the iptables tables of the network namespace in which it was opened,
+// through one backend. All its methods may be called concurrently; a Session may not be shared.
 //
-// Goal: never to mistake "unknown" for "nothing there", and never to
-// create a table by looking at it. How: what is looked at often is asked from
-// the kernel directly (netlink, socket options), and so are whole tables, which
-// are mirrored on nft. For the text of rules that pkg/ruleset cannot spell and for
-// restores of text it executes iptables, each child with a deadline and with a private
-// XTABLES_LOCKFILE, so that it neither waits for the lock that a Session holds
-// nor wakes those who watch the lock.
+// A Kernel never mistakes "unknown" for "nothing there", and never creates a table by looking at
+// it. It reads from the kernel directly, by netlink or socket options; on nft it mirrors whole
+// tables. It executes iptables only for restores as text, and for the text of rules that
+// pkg/ruleset cannot spell. Each child has a deadline and a private XTABLES_LOCKFILE. So it
+// neither waits for the lock that a Session holds nor wakes processes that watch the lock.
 type Kernel struct {
 	cfg      Config
 	info     Info
@@ -37,30 +34,30 @@ type Kernel struct {
 	disabled map[rules.Family]error
 	reader   reader
 	shelf    *shelf
-	mirror   *mirror                     // on nft, where the kernel may be asked; else nil
+	mirror   *mirror                     // on nft; else nil
 	source   rawSource                   // nil if there is no direct path
-	words    map[rules.Family]*xtLexicon // on legacy, where the kernel may be asked; else nil
+	words    map[rules.Family]*xtLexicon // on legacy; else nil
 	budgets  map[rules.Family]*budget    // of all families that are open
 	sets     setIndex                    // nil on legacy
 	private  string                      // a folder of our own, for the children's lock file
-	children children                    // that wrote
-	// initialPIDs: process numbers here are those that the kernel names.
+	children children                    // the programs that wrote
+	// initialPIDs reports that /proc has the pids of the initial pid namespace, which the kernel
+	// names in commits.
 	initialPIDs bool
 	// subscriptions do not listen while a large transaction is sent.
 	subscriptions nft.Subscriptions
-	// port is the netlink address that our transactions come from. A commit's
-	// notification has it (nf_tables_gen_notify); the number of our process it has not:
-	// that of a thread, and in the initial pid namespace.
+	// port is the netlink address of canaryd's own transactions, which a commit's notification
+	// contains (nf_tables_gen_notify). The pid there is a thread's, in the initial pid
+	// namespace, and so does not identify this process.
 	port   uint32
 	keeper Keeper
 	// also is another netlink address whose commits are the Kernel's own; see AlsoOwn.
 	also atomic.Uint32
 }
 
-// Open chooses a backend unless cfg forces one, finds its programs and opens
-// the kernel. It creates no table. Its errors are one line that says what to
-// do; a family that the kernel or the tools lack is disabled instead, unless
-// none is left.
+// Open chooses a backend unless cfg forces one, finds its programs and opens the kernel. It
+// creates no table. Its errors are one line with a remedy. A family that the kernel or the tools
+// lack is disabled without an error, unless none is left.
 func Open(ctx context.Context, cfg Config) (*Kernel, error) {
 	cfg = cfg.withDefaults()
 	if !slices.Contains([]Replay{ReplayAuto, ReplayText, ReplayDirect}, cfg.Replay) {
@@ -98,8 +95,8 @@ func Open(ctx context.Context, cfg Config) (*Kernel, error) {
 	return k, nil
 }
 
-// choose gathers evidence. A forced backend stands even where the evidence
-// cannot be read, except for want of privileges, without which nothing works.
+// choose gathers evidence. A forced backend is used even if the evidence cannot be read. But
+// missing privileges are an error, because nothing works without them.
 func choose(ctx context.Context, cfg Config) (Evidence, error) {
 	switch cfg.Backend {
 	case "", NFT, Legacy:
@@ -116,19 +113,19 @@ func choose(ctx context.Context, cfg Config) (Evidence, error) {
 	return evidence.Force(cfg.Backend), nil
 }
 
-// Info says what the Kernel works with.
+// Info describes the Kernel.
 func (k *Kernel) Info() Info { return k.info }
 
-// Evidence says what was found when the backend was chosen.
+// Evidence returns the evidence by which the backend was chosen.
 func (k *Kernel) Evidence() Evidence { return k.evidence }
 
 // Families returns the families that are open, in their fixed order.
 func (k *Kernel) Families() []rules.Family { return slices.Sorted(maps.Keys(k.tools)) }
 
-// Disabled says why wanted families are not open.
+// Disabled returns the reasons why requested families are not open.
 func (k *Kernel) Disabled() map[rules.Family]error { return maps.Clone(k.disabled) }
 
-// Close ends the Kernel. Sessions and Subscriptions must be closed before.
+// Close ends the Kernel. Sessions and Subscriptions must be closed first.
 func (k *Kernel) Close() error {
 	errs := []error{k.keeper.Close()}
 	if k.mirror != nil {
@@ -146,18 +143,18 @@ func (k *Kernel) Close() error {
 	return errors.Join(errs...)
 }
 
-// Subscribe opens a subscription to commits; see nft.Subscription. It works on the
-// legacy backend too, where it hears of nft's users only.
+// Subscribe opens a subscription to commits; see nft.Subscription. It works on the legacy
+// backend, too, but hears only commits to nf_tables.
 func (k *Kernel) Subscribe() (*nft.Subscription, error) {
 	return k.subscriptions.Subscribe(k.OwnCommit)
 }
 
-// Port returns the netlink address that the Kernel's transactions come from. What is sent from it
-// besides counts as the Kernel's own.
+// Port returns the netlink address of the Kernel's transactions. Other transactions from it
+// count as the Kernel's own.
 func (k *Kernel) Port() uint32 { return k.port }
 
-// AlsoOwn counts what is sent from that netlink address, too, as the Kernel's own; it is one at a
-// time, 0 is none.
+// AlsoOwn makes transactions from that netlink address count as the Kernel's own. It replaces
+// the address of an earlier call; 0 is none.
 func (k *Kernel) AlsoOwn(port uint32) { k.also.Store(port) }
 
 func (k *Kernel) noFamily(family rules.Family) error {
@@ -167,7 +164,7 @@ func (k *Kernel) noFamily(family rules.Family) error {
 	return fmt.Errorf("%w: %v was not asked for", ErrNoFamily, family)
 }
 
-// findTools finds each family's programs and disables the families without.
+// findTools finds each family's programs and disables families without them.
 func (k *Kernel) findTools(ctx context.Context, backend Backend) (map[rules.Family]tools, error) {
 	found := map[rules.Family]tools{}
 	var errs []error
@@ -186,16 +183,17 @@ func (k *Kernel) findTools(ctx context.Context, backend Backend) (map[rules.Fami
 	if len(found) == 0 {
 		return nil, fmt.Errorf("cannot use the %s backend: %w", backend, oneLine(errs))
 	}
-	// Without IPv4's programs nothing of Kubernetes works: not a variant of
-	// the node but a mistake in the image.
+	// Without IPv4's programs nothing of Kubernetes works. This is a mistake in the image, not a
+	// variant of the node.
 	if err := k.disabled[rules.IPv4]; err != nil && slices.Contains(k.cfg.Families, rules.IPv4) {
 		return nil, fmt.Errorf("cannot use the %s backend: %w", backend, errs[0])
 	}
 	return found, nil
 }
 
-// useWhatIsInstalled takes the other backend where there is no evidence for
-// either and the programs of the first are missing; missing is the error then.
+// useWhatIsInstalled changes to the other backend if there is no evidence for either and the
+// first one's programs are missing. If the other one's are missing, too, it returns the error
+// missing.
 func (k *Kernel) useWhatIsInstalled(ctx context.Context, missing error) error {
 	other := k.evidence.Backend.Other()
 	clear(k.disabled)
@@ -209,8 +207,9 @@ func (k *Kernel) useWhatIsInstalled(ctx context.Context, missing error) error {
 	return nil
 }
 
-// goWithout opens the families whose programs are missing, too: on nft canaryd reads and writes
-// rules without a program. Only a text that a person declared, or that was stored, needs one.
+// goWithout also opens the families whose programs are missing, because on nft canaryd reads and
+// writes rules without a program. Only a text that a person declared, or that was stored, needs
+// one.
 func (k *Kernel) goWithout(ctx context.Context) error {
 	clear(k.disabled)
 	k.tools = map[rules.Family]tools{}
@@ -229,8 +228,8 @@ func (k *Kernel) goWithout(ctx context.Context) error {
 	return nil
 }
 
-// haveIPv6 reports why the kernel has no IPv6 (ipv6.disable=1 keeps sockets
-// from being opened), or nil.
+// haveIPv6 returns the reason why the kernel has no IPv6, or nil. With ipv6.disable=1 no socket
+// can be opened.
 func haveIPv6() error {
 	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -239,7 +238,7 @@ func haveIPv6() error {
 	return unix.Close(fd)
 }
 
-// inspect learns the version, from the first family's program that is installed.
+// inspect reads the version from the first installed program, in the order of the families.
 func (k *Kernel) inspect(ctx context.Context) error {
 	k.info = Info{Backend: k.evidence.Backend, Reason: k.evidence.Reason, Mixed: k.evidence.Mixed}
 	for _, family := range k.Families() {
@@ -262,7 +261,7 @@ func (k *Kernel) inspect(ctx context.Context) error {
 	return nil
 }
 
-// open opens what must be closed again.
+// open opens all resources that Close must close.
 func (k *Kernel) open(ctx context.Context) error {
 	private, err := os.MkdirTemp("", "canaryd-")
 	if err != nil {
@@ -334,7 +333,7 @@ func openXTReader(families []rules.Family) (xtReader, error) {
 	return r, nil
 }
 
-// childEnv gives every child a lock of its own. nft's programs ignore it.
+// childEnv gives every child another lock file. nft's programs ignore it.
 func (k *Kernel) childEnv() []string {
 	return []string{lockVariable + "=" + filepath.Join(k.private, "lock")}
 }

@@ -9,13 +9,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lockPoll is how often a lock that another process holds is tried again. A kernel
-// wait (LOCK_EX without LOCK_NB) could not be ended by a deadline.
+// lockPoll is the interval of attempts while another process holds the lock. A wait in the
+// kernel (LOCK_EX without LOCK_NB) could not end at a deadline.
 const lockPoll = 10 * time.Millisecond
 
-// takeLock takes the xtables lock as iptables-legacy does: open, flock. It
-// waits for at most wait, then returns ErrLocked. The lock is let go of when
-// the descriptor is closed; children do not inherit it.
+// takeLock takes the xtables lock as iptables-legacy does: open, flock. It waits for at most
+// wait, then returns ErrLocked. Closing the descriptor releases the lock; children do not
+// inherit it.
 func takeLock(ctx context.Context, path string, wait time.Duration) (fd int, err error) {
 	deadline := time.Now().Add(wait)
 	for {
@@ -39,8 +39,8 @@ func takeLock(ctx context.Context, path string, wait time.Duration) (fd int, err
 
 var errMoved = errors.New("the file was replaced")
 
-// tryLock locks the file or fails at once. A file that was replaced while we
-// locked it is the wrong one: a process that opens the path now locks another inode.
+// tryLock locks the file or fails at once. A file that was replaced meanwhile is the wrong one:
+// a process that opens the path now locks another inode.
 func tryLock(path string) (int, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CREAT|unix.O_CLOEXEC, 0o600)
 	if err != nil {
@@ -60,5 +60,5 @@ func tryLock(path string) (int, error) {
 	return fd, nil
 }
 
-// lockVariable is what makes iptables-legacy use another lock (1.8.6).
+// lockVariable names another lock file for iptables-legacy (1.8.6).
 const lockVariable = "XTABLES_LOCKFILE"

@@ -9,7 +9,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A lastMoment is what is kept of a family from right before commits of other processes that may be
+// A lastMoment stores a family's state from right before commits of other processes that may be
 // parts of a flush.
 type lastMoment struct {
 	mu     sync.Mutex
@@ -17,15 +17,15 @@ type lastMoment struct {
 	named  uint64 // the lexicon's numbers at the last read
 }
 
-// A momentBefore is a family as it stood before a commit that took something from a table.
+// A momentBefore is a family's state before a commit that took something from a table.
 type momentBefore struct {
 	Snapshot
-	// marks: it took marks. Until it is asked for, no later one takes its place: what stands after
-	// that may be the half of a flush.
+	// marks reports that the commit took marks. No later state replaces this one until take
+	// returns it, because the later state may be half flushed.
 	marks bool
 }
 
-// keep keeps what stood before a commit that took something from a table.
+// keep stores the state before a commit that took something from a table.
 func (m *lastMoment) keep(table rules.TableName, shown Snapshot, marks bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -38,7 +38,7 @@ func (m *lastMoment) keep(table rules.TableName, shown Snapshot, marks bool) {
 	m.tables[table] = momentBefore{shown, marks}
 }
 
-// take returns what stood before commits up to a digest, once.
+// take returns, once, the states before commits up to a digest.
 func (m *lastMoment) take(upTo uint64) map[rules.TableName]Snapshot {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -56,7 +56,7 @@ func (m *lastMoment) take(upTo uint64) map[rules.TableName]Snapshot {
 	return all
 }
 
-// Taking implements nft.MirrorView: it keeps what stands before a commit that may be a part of a
+// Taking implements nft.MirrorView. It stores the state before a commit that may be a part of a
 // flush.
 func (f *familyText) Taking(genid uint32, tables []string, missed bool) {
 	marks := f.taken.mayFlush(f.family, func(p Place) int {
@@ -65,13 +65,14 @@ func (f *familyText) Taking(genid uint32, tables []string, missed bool) {
 		}
 		return 0
 	})
-	if missed { // it is not known what was taken
+	if missed { // then the taken rules are unknown
 		for _, name := range tables {
 			marks[name] = true
 		}
 	}
 	maps.DeleteFunc(marks, func(name rules.TableName, _ bool) bool { return !slices.Contains(tables, name) })
-	// The name of an ipset that a rule has by a number is certain only while the rule stands.
+	// The name behind an ipset's number in a rule is certain only while the rule is in the
+	// table.
 	if len(marks) == 0 || f.before.named != f.lexicon.numbers() {
 		return
 	}
@@ -81,10 +82,11 @@ func (f *familyText) Taking(genid uint32, tables []string, missed bool) {
 	}
 }
 
-// Before returns, by table, a family as it stood right before the last commit of another process
-// that may have flushed a part of that table, if no read was needed to know that. Once a commit
-// took marks of the table, it is the state before that one. Only commits that a read with that
-// digest shows are meant. Each is returned once. On legacy there are none.
+// Before returns, by table, the family's state right before the last commit of another process
+// that may have flushed a part of that table. It has only states that the mirror knew without
+// another read. Once a commit took marks of the table, it is the state before that commit. It
+// ignores commits that a read with that digest does not show. Each state is returned once. On
+// legacy there are none.
 func (k *Kernel) Before(family rules.Family, digest uint64) map[rules.TableName]Snapshot {
 	if k.mirror == nil || k.mirror.families[family] == nil {
 		return nil
@@ -92,8 +94,8 @@ func (k *Kernel) Before(family rules.Family, digest uint64) map[rules.TableName]
 	return k.mirror.families[family].before.take(digest)
 }
 
-// numbers counts the rules that named an ipset by its number when they were met.
+// numbers counts the rules that named an ipset by its number when they were read.
 func (l *lexicon) numbers() uint64 { return l.named.Load() }
 
-// Later reports whether a Snapshot of nf_tables shows a later state than that of another digest.
+// Later reports whether a Snapshot of nf_tables shows a later state than the digest's.
 func (s Snapshot) Later(digest uint64) bool { return nft.Newer(uint32(s.Digest), uint32(digest)) }

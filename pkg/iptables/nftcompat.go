@@ -10,18 +10,18 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// The needs of a rule are what its expressions ask of who writes it again.
+// The needs of a rule are the facts that its expressions require for writing it again.
 type needs struct {
 	compat nft.Compat
-	// jump is the chain that the rule jumps or goes to, nil if none.
+	// jump is the chain that the rule jumps to, also with goto; nil if none.
 	jump []byte
 }
 
-// errNotPortable: the rule's bytes alone do not make the rule again.
+// errNotPortable: the bytes alone cannot make the rule again.
 var errNotPortable = errors.New("cannot be written again as the kernel shows it")
 
-// needsOf reads what a rule needs. A rule with an expression that is not known
-// to be complete in itself is an error, and its needs are right all the same.
+// needsOf returns the needs of a rule. The error names an expression that may be incomplete in
+// itself; the needs are right even then.
 func needsOf(r nft.Rule, family rules.Family) (needs, error) {
 	var n needs
 	var foreign error
@@ -50,13 +50,12 @@ func needsOf(r nft.Rule, family rules.Family) (needs, error) {
 	return n, err
 }
 
-// portable reports whether an expression means the same wherever it is
-// written. The first line of the list is what iptables-nft 1.8.9 writes (iptables/nft.c,
-// nft-shared.c), the others are nft's own without a state. Not on it are those that refer to
-// objects outside the rule (lookup, dynset, objref), and those of which the kernel
-// refuses its own words (see repair in pkg/native). Of xt's extensions, those do
-// not that hold an ipset's number (xt_set.h; see nameSets) or a program by a file
-// descriptor (xt_bpf.h).
+// portable reports whether an expression means the same wherever it is written. The first line
+// of the list has the expressions that iptables-nft 1.8.9 writes (iptables/nft.c, nft-shared.c).
+// The others are nft's own without a state. The list omits expressions that refer to objects
+// outside the rule (lookup, dynset, objref). It also omits expressions that the kernel refuses
+// as it prints them (see repair in pkg/native). Of xt's extensions, those with an ipset's number
+// are not portable (xt_set.h; see nameSets), nor is a program by a file descriptor (xt_bpf.h).
 func portable(e nft.Expression) bool {
 	switch e.Name {
 	case "counter", "cmp", "bitwise", "meta", "payload", "immediate", "limit", "log", "range",
@@ -71,8 +70,8 @@ func portable(e nft.Expression) bool {
 	}
 }
 
-// extensionName returns the name of an xt match or target, "" if it cannot be read. NFTA_MATCH_NAME
-// and NFTA_TARGET_NAME are both 1.
+// extensionName returns the name of an xt match or target, "" if it cannot be read.
+// NFTA_MATCH_NAME and NFTA_TARGET_NAME are both 1.
 func extensionName(e nft.Expression) string {
 	return nft.String(nft.AttrPath(e.Data, unix.NFTA_MATCH_NAME))
 }

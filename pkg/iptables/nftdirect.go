@@ -13,44 +13,42 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A rawSource knows rules as the kernel holds them. The lexicon is one.
+// A rawSource knows rules as the kernel stores them. The lexicon is a rawSource.
 type rawSource interface {
-	// raw returns the rule as the kernel would hold it, and whether that
-	// is known. It may use room, which is overwritten.
+	// raw returns the rule as the kernel would store it, and whether that is known. It may use
+	// room, which is overwritten.
 	raw(family rules.Family, rule rules.Rule, room []byte) (nft.Rule, bool)
 }
 
-// A directWriter turns scripts into one netlink batch. What it looks at in the
-// kernel (which chains exist, what stands in a chain of which one rule is to
-// go) needs no guard of its own: the kernel takes the batch only while nothing
-// was committed since the read that the batch names.
+// A directWriter turns scripts into one netlink batch. For this it reads from the kernel which
+// chains exist, and the rules of a chain that is to lose one. These reads need no guard: the
+// kernel accepts the batch only while nothing was committed since the read that the batch names.
 //
-// Each table is written as what the script leaves behind, not command by
-// command: chains, then all deletions, then all new rules, then chains that
-// go. So each rule that stands and stays keeps its handle, and a new one goes
-// before the next of those or to the end: handles suffice, and nothing refers
-// to a rule that the batch itself brings.
+// It writes the final state of each table, and does not repeat the script's commands. The batch
+// creates chains, deletes rules, adds rules, and deletes chains, in this order. So each rule
+// that remains keeps its handle. A new rule is placed before the next remaining rule, or at the
+// end. No message refers to a rule of the batch itself.
 type directWriter struct {
 	conn   *nft.Conn
 	source rawSource
-	taught taught // bytes that are right as long as the chains of texts exist
+	taught taught // bytes that are right while the chains of texts exist
 	sets   *usedNumbers
 	batch  *nft.Batch
 	writes bool // the batch has content
-	// written are the chains that the batch touches, added how many rules are new.
+	// written are the chains that the batch touches, and added counts the new rules.
 	written []nft.Rewrite
 	added   int
-	// sought is the number of a message, found the new rule that it writes.
+	// sought is a message's number, and found is the new rule that this message writes.
 	sought int
 	found  *RefusedRule
 }
 
-// errNotDirect: the text path has to decide what becomes of a script.
+// errNotDirect: the text path has to decide about a script.
 var errNotDirect = errors.New("cannot be written directly")
 
-// add adds a script to the batch. If it returns an error, the batch is as
-// before: the script holds a rule of which no raw form is known, or would fail
-// in iptables-restore, too, which then says why.
+// add adds a script to the batch. After an error the batch is as before. Then the script has a
+// rule without a known raw form, or would fail in iptables-restore, too, which then returns the
+// reason.
 func (w *directWriter) add(family rules.Family, script *Script) error {
 	if script.Empty() {
 		return nil
@@ -73,7 +71,7 @@ func (w *directWriter) add(family rules.Family, script *Script) error {
 	return nil
 }
 
-// A tablePlan is what a script makes of one table.
+// A tablePlan is the effect of a script on one table.
 type tablePlan struct {
 	*directWriter
 	family rules.Family
@@ -81,24 +79,24 @@ type tablePlan struct {
 	chains map[string]*chainPlan
 	order  []*chainPlan // as the script names them
 	asked  sync.Mutex
-	exist  map[string]bool // what the kernel said of chains; asked guards it
+	exist  map[string]bool // the kernel's answers about chains; asked guards it
 }
 
-// A chainPlan is what a script makes of one chain.
+// A chainPlan is the effect of a script on one chain.
 type chainPlan struct {
 	name    string
 	create  bool     // have the kernel create it, if it does not exist
-	empty   bool     // delete all that stands there
+	empty   bool     // delete all existing rules
 	drop    bool     // delete the chain
-	loaded  bool     // rules begins with all that stands and stays
-	rules   []slot   // those that stand and those that are new, in order
-	removed []uint64 // handles of those that stand and go
+	loaded  bool     // rules begins with all remaining rules
+	rules   []slot   // remaining and new rules, in order
+	removed []uint64 // handles of deleted rules
 }
 
 // A slot is one rule of a chain.
 type slot struct {
 	handle uint64     // 0 if it is new
-	raw    *nft.Rule  // of one that stands
+	raw    *nft.Rule  // of an existing one
 	rule   rules.Rule // of a new one
 }
 
@@ -128,7 +126,7 @@ func (p *tablePlan) plan(c *chainPlan) *chainPlan {
 	return c
 }
 
-// exists asks the kernel for a chain, once.
+// exists queries the kernel about a chain, once.
 func (p *tablePlan) exists(chain string) (bool, error) {
 	p.asked.Lock()
 	defer p.asked.Unlock()
@@ -144,7 +142,7 @@ func (p *tablePlan) exists(chain string) (bool, error) {
 	return exists, err
 }
 
-// simulate does the script's steps to the plan.
+// simulate applies the script's steps to the plan.
 func (p *tablePlan) simulate(script *Script) error {
 	for _, name := range script.Declare {
 		if rules.Builtin(p.table, name) {
@@ -204,14 +202,14 @@ func (p *tablePlan) step(c *chainPlan, step *Step) error {
 	return nil
 }
 
-// load reads what stands in a chain.
+// load reads the rules of a chain.
 func (p *tablePlan) load(c *chainPlan) error {
 	if c.loaded {
 		return nil
 	}
 	var standing []slot
 	err := p.conn.EachRule(p.family, p.table, c.name, func(m nft.RuleMessage) error {
-		raw, _ := nameSets(m.Rule.Clone(), p.sets.name) // without the names it is another rule
+		raw, _ := nameSets(m.Rule.Clone(), p.sets.name) // the names identify the rule
 		standing = append(standing, slot{handle: m.Handle, raw: &raw})
 		return nil
 	})
@@ -219,8 +217,8 @@ func (p *tablePlan) load(c *chainPlan) error {
 	return err
 }
 
-// remove does a Delete. A rule that is not found may stand there in another
-// form of the same meaning: iptables has to look.
+// remove applies a Delete. A rule that is not found may exist in another form with the same
+// meaning: iptables has to look.
 func (p *tablePlan) remove(c *chainPlan, step *Step) error {
 	at := step.Index - 1
 	if step.Index == 0 {
@@ -247,7 +245,7 @@ func (p *tablePlan) remove(c *chainPlan, step *Step) error {
 	return nil
 }
 
-// raw returns the rule as the kernel would hold it, and whether that is known.
+// raw returns the rule as the kernel would store it, and whether that is known.
 func (p *tablePlan) raw(rule rules.Rule, room []byte) (nft.Rule, bool) {
 	if t, ok := p.taught[p.family.Table(p.table)][rule.Key()]; ok {
 		return t.raw, true
@@ -257,7 +255,7 @@ func (p *tablePlan) raw(rule rules.Rule, room []byte) (nft.Rule, bool) {
 
 var (
 	errUnknownRule = errors.New("a rule whose raw form is not known")
-	// errTakenBack: the kernel would never see the rule, nor refuse it.
+	// errTakenBack: the kernel would never get the rule, and so could not refuse it.
 	errTakenBack = errors.New("a rule is taken back that the same script adds")
 )
 
@@ -282,7 +280,7 @@ func (p *tablePlan) write() error {
 	}
 	for _, c := range p.order {
 		if c.drop {
-			// Without NONREC the kernel would delete what is in it, too.
+			// Without NONREC the kernel would delete the chain's rules, too.
 			p.message(p.batch, unix.NFT_MSG_DELCHAIN, unix.NLM_F_NONREC, unix.NFTA_CHAIN_TABLE)
 			p.batch.Text(unix.NFTA_CHAIN_NAME, c.name)
 			p.batch.End()
@@ -297,8 +295,7 @@ func (p *tablePlan) message(b *nft.Batch, kind uint16, flags netlink.HeaderFlags
 	b.Text(attr, p.table)
 }
 
-// writeChain creates a chain. One of the user's that exists stays as it is
-// (there is no NLM_F_EXCL).
+// writeChain creates a chain. An existing user's chain stays unchanged (there is no NLM_F_EXCL).
 func (p *tablePlan) writeChain(c *chainPlan) {
 	p.message(p.batch, unix.NFT_MSG_NEWCHAIN, netlink.Create, unix.NFTA_CHAIN_TABLE)
 	p.batch.Text(unix.NFTA_CHAIN_NAME, c.name)
@@ -328,7 +325,7 @@ func (p *tablePlan) writeDeletions(c *chainPlan) {
 // nfAccept is NF_ACCEPT in linux/netfilter.h.
 const nfAccept = 1
 
-// A baseChain is how the kernel calls a built-in chain.
+// A baseChain has the kernel's attributes of a built-in chain.
 type baseChain struct {
 	kind     string // NFTA_CHAIN_TYPE
 	hook     uint32 // NF_INET_* in linux/netfilter.h
@@ -338,8 +335,8 @@ type baseChain struct {
 // hookChains are the built-in chains of the hooks, in the order of their numbers.
 var hookChains = []string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}
 
-// baseChainOf says how iptables-nft creates a built-in chain (xtables_ipv4 in
-// iptables/nft.c, 1.8.9).
+// baseChainOf returns the attributes with which iptables-nft creates a built-in chain
+// (xtables_ipv4 in iptables/nft.c, 1.8.9).
 func baseChainOf(table rules.TableName, chain string) baseChain {
 	base := baseChain{kind: "filter"}
 	base.hook = uint32(slices.Index(hookChains, chain))

@@ -10,26 +10,27 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A RawRule is a rule as nf_tables holds it, to be kept on disk. Bytes are the Kernel's own format.
-// Text is the text from which iptables-restore made them, and empty where the bytes alone say it:
-// pkg/ruleset spells most rules.
+// A RawRule is a rule as nf_tables stores it, for disk. Bytes are in the Kernel's own format.
+// Text is the text from which iptables-restore made the bytes. It is empty if pkg/ruleset can
+// spell the bytes, as it can for most rules.
 type RawRule struct {
 	Text  string
 	Bytes []byte
 }
 
-// Earlier calls add with each rule of a family that was kept before the Kernel was opened. The
-// Bytes are the callee's for the call only.
+// Earlier calls add with each rule of a family that was stored before the Kernel was opened. The
+// callee may use Bytes only during the call.
 type Earlier func(f rules.Family, add func(RawRule))
 
-// KnowEarlier has rules written by their bytes that this Kernel has not met: those of a generation
-// on disk, which were flushed while canaryd did not run. It is called before the first Read.
+// KnowEarlier lets the Kernel write rules by their bytes that it has not read itself. These are
+// the rules of a generation on disk that were flushed while canaryd did not run. It is called
+// before the first Read.
 func (k *Kernel) KnowEarlier(earlier Earlier) {
 	if source, is := k.source.(lexicons); is {
 		for family, l := range source {
 			l.earlier = earlier
 			earlier(family, func(kept RawRule) {
-				if kept.Text != "" { // the first read has to show it: other words would be another rule
+				if kept.Text != "" { // the first read must show this text
 					l.meet(kept)
 				}
 			})
@@ -37,9 +38,9 @@ func (k *Kernel) KnowEarlier(earlier Earlier) {
 	}
 }
 
-// RawRule returns a rule with a text as nf_tables holds it; false if this Kernel has not met the
-// rule. On legacy it is always false. Bytes are in room, if it is large enough. It may be called
-// concurrently.
+// RawRule returns a rule with a text as nf_tables stores it; false if this Kernel has not met
+// the rule. On legacy it is always false. Bytes are in room, if it is large enough. It may be
+// called concurrently.
 func (k *Kernel) RawRule(f rules.Family, r rules.Rule, room []byte) (RawRule, bool) {
 	source, is := k.source.(lexicons)
 	if !is || source[f] == nil {
@@ -68,7 +69,7 @@ func (k *Kernel) RawRule(f rules.Family, r rules.Rule, room []byte) (RawRule, bo
 	return raw, true
 }
 
-// scratches have room for one rule each: a save asks for tens of thousands.
+// scratches have room for one rule each: a save needs tens of thousands of rules.
 var scratches sync.Pool
 
 // appendRaw appends a rule: the length of its expressions, the expressions, and 1 with the user
@@ -99,8 +100,8 @@ func parseRaw(text []byte) (nft.Rule, error) {
 	return r, r.Each(func(nft.Expression) error { return nil })
 }
 
-// recall meets the rules that were kept, at most once within the time that they are remembered, and
-// returns a rule that is among them.
+// recall takes in the stored rules and returns a rule if it is among them. It takes them in at
+// most once in the time that the lexicon remembers rules.
 func (l *lexicon) recall(rule rules.Rule, room []byte) (nft.Rule, bool) {
 	if l.earlier == nil {
 		return nft.Rule{}, false
@@ -114,14 +115,14 @@ func (l *lexicon) recall(rule rules.Rule, room []byte) (nft.Rule, bool) {
 	return l.met(rule, room)
 }
 
-// meet takes in a rule that was kept. A text that leads to another target is not believed.
+// meet takes in a stored rule. It does not trust a text that leads to another target.
 func (l *lexicon) meet(kept RawRule) {
 	raw, err := parseRaw(kept.Bytes)
 	if err != nil {
 		return
 	}
 	if rule, err := rules.ParseRule(kept.Text); kept.Text != "" && err == nil && rule.Target == targetOf(raw) {
-		_ = l.name(raw, rule) // if it cannot be taken in, the rule is not found
+		_ = l.name(raw, rule) // after an error the rule is not found
 		return
 	}
 	l.mu.Lock()

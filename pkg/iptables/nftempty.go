@@ -11,10 +11,10 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// RemoveEmpty deletes a table of iptables-nft that holds nothing but built-in chains without
-// rules and with their first policy, and reports whether it did. The kernel itself checks
-// that nothing is in it: each chain, and then the table, is deleted only if it is empty, all
-// in one transaction. On legacy a table cannot be deleted.
+// RemoveEmpty deletes a table of iptables-nft if it has only built-in chains without rules and
+// with their initial policy. It reports whether it did. The kernel itself checks that the chains
+// and the table are empty, and deletes all in one transaction. On legacy a table cannot be
+// deleted.
 func (k *Kernel) RemoveEmpty(ctx context.Context, family rules.Family, table rules.TableName) (bool, error) {
 	if k.info.Backend != NFT {
 		return false, nil
@@ -28,7 +28,7 @@ func (k *Kernel) RemoveEmpty(ctx context.Context, family rules.Family, table rul
 		return false, nil
 	}
 	b := nft.NewBatch()
-	// A snapshot shows built-in chains that do not exist, too.
+	// A snapshot also shows built-in chains that do not exist.
 	err = k.reader.(nftReader).conn.EachChain(family, func(c nft.Chain) error {
 		if c.Table == table {
 			b.Begin(unix.NFT_MSG_DELCHAIN, unix.NLM_F_NONREC, family)
@@ -56,8 +56,8 @@ func (k *Kernel) RemoveEmpty(ctx context.Context, family rules.Family, table rul
 	}
 }
 
-// EmptyTable reports whether a table holds nothing but built-in chains without rules and
-// with the policy ACCEPT.
+// EmptyTable reports whether a table has only built-in chains without rules and with the policy
+// ACCEPT.
 func EmptyTable(t *rules.Table) bool {
 	for _, c := range t.Chains {
 		if !rules.Builtin(t.Name, c.Name) || len(c.Rules) > 0 || c.Policy != "ACCEPT" {

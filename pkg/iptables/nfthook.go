@@ -9,21 +9,21 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A hookFit says how a chain of nf_tables' fits the built-in chain whose name it has. Programs
-// other than iptables declare such chains as they like: an nftables.conf is the usual one.
+// A hookFit says how an nf_tables chain fits the built-in chain of the same name. Other programs
+// than iptables declare such chains freely, usually an nftables.conf.
 type hookFit uint8
 
 const (
-	// fits: it is as iptables makes it, or a chain of the user's.
+	// fits: it is as iptables makes it, or a user's chain.
 	fits hookFit = iota
-	// shifted: only its priority is another one. Rules work there, but iptables neither prints nor
+	// shifted: only its priority is different. Rules work there, but iptables neither prints nor
 	// writes them. iptables 1.8.9 to 1.8.13 list it as empty and fail to write ("CHAIN_ADD
 	// failed"); 1.8.7 writes, and cannot list.
 	shifted
-	// misfit: packets do not meet it where they meet iptables' chain.
+	// misfit: packets pass it elsewhere than iptables' chain.
 	misfit
-	// stranger: it has a hook, and the name of no built-in chain. iptables leaves it out
-	// ("contains incompatible base-chains").
+	// stranger: it has a hook, but no built-in chain's name. iptables leaves it out ("contains
+	// incompatible base-chains").
 	stranger
 )
 
@@ -49,7 +49,7 @@ func fitOf(p Place, base *nft.Chain) hookFit {
 	}
 }
 
-// misfitError says why no rule belongs into a misfit, and what to do.
+// misfitError returns an error with the reason why a misfit must get no rules, and a remedy.
 func misfitError(f rules.Family, p Place, base *nft.Chain) error {
 	want := baseChainOf(p.Table, p.Chain)
 	is := "has no hook, so that no packet meets its rules"
@@ -61,7 +61,8 @@ func misfitError(f rules.Family, p Place, base *nft.Chain) error {
 		p.Chain, f.NFT(), p.Table, is, want.kind, hookName(want.hook), f.NFT(), p.Table, p.Chain)
 }
 
-// dormantError says why no rule of a table is in force, and what to do.
+// dormantError returns an error with the reason why no rule of a table is in force, and a
+// remedy.
 func dormantError(f rules.Family, table rules.TableName) error {
 	return fmt.Errorf("table %s %s is dormant, so that no packet meets its rules: canaryd writes nothing into it; wake it (nft add table %s %s)",
 		f.NFT(), table, f.NFT(), table)
@@ -75,8 +76,8 @@ func hookName(hook uint32) string {
 	return fmt.Sprintf("number %d", hook)
 }
 
-// builtinChain asks the kernel for a chain with a built-in chain's name. ok is false if there is
-// none.
+// builtinChain queries the kernel for a chain with a built-in chain's name. ok is false if it
+// does not exist.
 func (p *tablePlan) builtinChain(chain string) (ok bool, err error) {
 	c, ok, err := p.conn.Chain(p.family, p.table, chain)
 	if err != nil || !ok {
@@ -97,9 +98,9 @@ func baseOf(c *nft.Chain) *nft.Chain {
 	return nil
 }
 
-// textual splits scripts before the first one that iptables-restore must not write: into a built-in
-// chain that does not fit, or of which iptables prints nothing. A text that was written there could
-// not be read back. refused says why; nil if all may be written.
+// textual returns the scripts before the first that iptables-restore must not write. That script
+// writes into a built-in chain that does not fit, or whose rules iptables does not print. Such a
+// text could not be read back. refused has the reason; nil if all may be written.
 func (k *Kernel) textual(family rules.Family, scripts []Script) (may []Script, refused error) {
 	reader, ok := k.reader.(nftReader)
 	if !ok {
@@ -128,7 +129,7 @@ func (k *Kernel) textual(family rules.Family, scripts []Script) (may []Script, r
 	return scripts, nil
 }
 
-// shiftedError says why a text cannot be written into a shifted chain, and what to do.
+// shiftedError returns an error with the reason why a shifted chain takes no text, and a remedy.
 func shiftedError(f rules.Family, p Place, base *nft.Chain) error {
 	want := baseChainOf(p.Table, p.Chain)
 	return fmt.Errorf("chain %s of table %s %s is of type %s with priority %d, and iptables' is of type %s with priority %d: "+
@@ -137,7 +138,7 @@ func shiftedError(f rules.Family, p Place, base *nft.Chain) error {
 		p.Chain, f.NFT(), p.Table, base.Kind, base.Priority, want.kind, want.priority, f.NFT(), p.Table, p.Chain)
 }
 
-// builtinChains returns the built-in chains to which the script's steps write, each once.
+// builtinChains returns the built-in chains that the script's steps name, each once.
 func (s *Script) builtinChains() []string {
 	var names []string
 	seen := map[string]bool{}
@@ -152,7 +153,7 @@ func (s *Script) builtinChains() []string {
 	return names
 }
 
-// noteMisfits adds a table's built-in chains into which nothing is to be written.
+// noteMisfits adds a table's built-in chains that must get no rules.
 func (f *familyText) noteMisfits(table rules.TableName, all map[Place]error) {
 	for _, chain := range rules.BuiltinChains(table) {
 		p := Place{Table: table, Chain: chain}

@@ -13,11 +13,10 @@ import (
 	"github.com/canaryd/canaryd/pkg/ruleset"
 )
 
-// A lexicon translates between rules as nf_tables holds them and rules as values. pkg/ruleset
-// spells the rules of kube-proxy, CNI plugins, Docker and host firewalls. A rule that it cannot
-// spell has the text that iptables-restore made it of, if this Kernel had that done (see teach),
-// and else it is opaque: its bytes are all that is needed to know it and to write it again. It may
-// be used concurrently.
+// A lexicon translates between rules as nf_tables stores them and rules as values. pkg/ruleset
+// spells the rules of kube-proxy, CNI plugins, Docker and host firewalls. Another rule has a
+// text if this Kernel had iptables-restore write that text (see teach). Otherwise it is opaque:
+// its bytes alone identify it and write it again. A lexicon may be used concurrently.
 //
 // It implements nft.Rulebook for the mirror.
 type lexicon struct {
@@ -26,17 +25,17 @@ type lexicon struct {
 	start   time.Time // entry.left counts from it
 	store   nft.RuleStore
 	entries []entry   // by nft.RuleID; 0 is none
-	byKey   nft.Index // of rules' numbers
+	byKey   nft.Index // of the rules' numbers
 	// written are the rules whose texts iptables-restore wrote to the chain of texts.
 	written map[rules.Key]nft.RuleID
 	// revealed counts the opaque rules that got a text after they were met.
 	revealed atomic.Uint64
 	seed     maphash.Seed
-	small    int           // how many entries there were when it was last tidied up
+	small    int           // the number of entries at the last tidying up
 	sets     setIndex      // nil: rules that name ipsets are known by numbers
-	named    atomic.Uint64 // how often a rule with the number of an ipset was met
-	// earlier has the rules that were met before canaryd started; nil if none are kept. recalled is
-	// when they were met last; recalling guards it.
+	named    atomic.Uint64 // counts the rules that came with an ipset's number
+	// earlier has the rules that were met before canaryd started; nil if none are stored.
+	// recalled is the time of its last use; recalling guards it.
 	earlier   Earlier
 	recalling sync.Mutex
 	recalled  time.Time
@@ -45,8 +44,8 @@ type lexicon struct {
 // An entry is a raw rule as a value.
 type entry struct {
 	rule rules.Rule
-	left uint32 // when a chain was last without it that had it, in seconds
-	// spelled: pkg/ruleset says the text.
+	left uint32 // when a chain last lost it, in seconds
+	// spelled reports that pkg/ruleset has made the text.
 	spelled bool
 }
 
@@ -88,13 +87,13 @@ func (l lexicons) revealed() (n uint64) {
 	return n
 }
 
-// Intern implements nft.Rulebook. A rule that names ipsets is known by their names: while it
-// stands, they are those of the numbers in its bytes. The read counts only if no commit touched
-// its chain until after that.
+// Intern implements nft.Rulebook. It replaces the numbers of ipsets in a rule by names. While
+// the rule is in the table, the kernel does not change these names. The read counts only if no
+// commit touched the rule's chain until after that.
 func (l *lexicon) Intern(raw nft.Rule) (nft.RuleID, error) {
 	if l.sets != nil && mayHoldNumbers(raw) {
 		l.named.Add(1)
-		raw, _ = nameSets(raw, l.sets.name) // without the names the rule is read all the same
+		raw, _ = nameSets(raw, l.sets.name) // after an error the rule is read anyway
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -129,8 +128,8 @@ func spell(family rules.Family, raw nft.Rule) (rule rules.Rule, spelled bool) {
 	return opaque(family, raw), false
 }
 
-// compactRule returns the rule in memory of its own, and no more than it needs:
-// it may stay for ever.
+// compactRule returns the rule in memory of its own, and no more than it needs, because it may
+// stay for ever.
 func compactRule(rule rules.Rule) rules.Rule {
 	rule.Spec = strings.Clone(rule.Spec)
 	if i := strings.LastIndex(rule.Spec, rule.Target); i >= 0 {
@@ -139,8 +138,8 @@ func compactRule(rule rules.Rule) rules.Rule {
 	return rule
 }
 
-// name takes down from which text iptables-restore made these bytes. Unless they have words, they
-// are shown as that text from now on.
+// name notes the text from which iptables-restore made these bytes. Unless pkg/ruleset spells
+// the bytes, the lexicon shows them as that text from now on.
 func (l *lexicon) name(raw nft.Rule, rule rules.Rule) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -161,8 +160,9 @@ func (l *lexicon) name(raw nft.Rule, rule rules.Rule) error {
 	return nil
 }
 
-// keep returns the bytes of an opaque rule, and has them shown as this rule from now on, unless
-// they have a text: a reason that an earlier canaryd gave would make it another rule.
+// keep returns the bytes of an opaque rule. Unless these have a text, the lexicon shows them as
+// this rule from now on. An earlier canaryd may have given another reason, with which it would
+// be another rule.
 func (l *lexicon) keep(rule rules.Rule) (nft.Rule, bool) {
 	raw, ok := heldBytes(rule)
 	if !ok {
@@ -180,7 +180,8 @@ func (l *lexicon) keep(rule rules.Rule) (nft.Rule, bool) {
 	return raw, true
 }
 
-// shown returns an opaque rule as its bytes are shown now, if these have a text.
+// shown returns the rule that the lexicon shows for an opaque rule's bytes, if they have a text
+// by now.
 func (l *lexicon) shown(rule rules.Rule) rules.Rule {
 	raw, ok := heldBytes(rule)
 	if !ok {
@@ -194,7 +195,7 @@ func (l *lexicon) shown(rule rules.Rule) rules.Rule {
 	return rule
 }
 
-// Text implements Session: the text is that of the rule's bytes.
+// Text implements Session. The text is that of the rule's bytes.
 func (s *genidSession) Text(family rules.Family, rule rules.Rule) rules.Rule {
 	if lexicons, _ := s.kernel.source.(lexicons); lexicons[family] != nil {
 		return lexicons[family].shown(rule)
@@ -213,8 +214,8 @@ func (l *lexicon) texts(ids []nft.RuleID) []rules.Rule {
 	return found
 }
 
-// raw returns a rule as nf_tables would hold it; false if no such rule was met. It may use room,
-// which is overwritten.
+// raw returns a rule as nf_tables would store it; false if no such rule was met. It may use
+// room, which is overwritten.
 func (l *lexicon) raw(rule rules.Rule, room []byte) (nft.Rule, bool) {
 	if comment, ok := cutMark(rule.Spec); ok {
 		return markRule(comment), true
@@ -228,8 +229,9 @@ func (l *lexicon) raw(rule rules.Rule, room []byte) (nft.Rule, bool) {
 	return l.recall(rule, room)
 }
 
-// met returns a rule that was met, as nf_tables holds it. It may use room. Bytes without words are
-// shown as this text from now on: it may be about to be written, in other words than before.
+// met returns a rule that was met, as nf_tables stores it. It may use room. If pkg/ruleset
+// cannot spell the bytes, the lexicon shows them as this text from now on. canaryd may be about
+// to write it, in other words than before.
 func (l *lexicon) met(rule rules.Rule, room []byte) (nft.Rule, bool) {
 	l.mu.RLock()
 	id := l.find(rule.Key())
@@ -245,7 +247,7 @@ func (l *lexicon) met(rule rules.Rule, room []byte) (nft.Rule, bool) {
 	return raw, true
 }
 
-// find returns the rule that has this Key, 0 if there is none. An opaque rule has its bytes itself.
+// find returns the rule with this Key, 0 if there is none. An opaque rule carries its own bytes.
 func (l *lexicon) find(key rules.Key) nft.RuleID {
 	if id := l.written[key]; id != 0 {
 		return id
@@ -256,8 +258,8 @@ func (l *lexicon) find(key rules.Key) nft.RuleID {
 	}))
 }
 
-// index lets find know of a rule's Key. Of other bytes of the same Key, which another version of
-// iptables wrote, the first ones are found.
+// index makes a rule findable by its Key. If another version of iptables wrote other bytes with
+// the same Key, find returns the first ones.
 func (l *lexicon) index(id nft.RuleID) {
 	if e := &l.entries[id]; !e.opaque() && l.find(e.rule.Key()) == 0 {
 		l.byKey.Add(uint32(id), func(n uint32) uint64 { return maphash.String(l.seed, string(l.entries[n].rule.Key())) })
@@ -270,11 +272,11 @@ func (e *entry) opaque() bool {
 	return opaque
 }
 
-// givenUp is when a rule was left that is not to be remembered.
+// givenUp is the time of a rule that must not be remembered.
 const givenUp = math.MaxUint32
 
-// Release implements nft.Rulebook. A rule that was released for good is dropped by the next Purge;
-// others are remembered for a while.
+// Release implements nft.Rulebook. The next Purge drops a rule that was released for good.
+// Others are remembered for a while.
 func (l *lexicon) Release(ids []nft.RuleID, forGood bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -288,23 +290,22 @@ func (l *lexicon) Release(ids []nft.RuleID, forGood bool) {
 }
 
 const (
-	// remember is how long a rule stays that no chain has. It must outlast
-	// an absence that is being healed.
+	// remember is the time that a rule stays without a chain. It must be longer than an absence
+	// that is being healed.
 	remember = 10 * time.Minute
-	// fewEntries are not worth a tidying up.
+	// fewEntries are too few for tidying up.
 	fewEntries = 4096
 )
 
-// crowded reports whether so much was learned that forget may pay.
+// crowded reports whether forget may be worthwhile.
 func (l *lexicon) crowded() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.entries) > max(2*l.small, fewEntries)
 }
 
-// forget drops what no chain holds and none held for a while, if that is the
-// half. held must name every nft.RuleID that is in use; afterwards it gives each
-// its new number.
+// forget drops the entries that no chain has had for a while, if they are at least half. held
+// must name every nft.RuleID in use; afterwards it has their new numbers.
 func (l *lexicon) forget(held []*[]nft.RuleID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -316,7 +317,7 @@ func (l *lexicon) forget(held []*[]nft.RuleID) {
 	l.keepOnly(keep, held)
 }
 
-// Purge implements nft.Rulebook: it is forget, however little that is.
+// Purge implements nft.Rulebook. It is forget without the minimum of a half.
 func (l *lexicon) Purge(held []*[]nft.RuleID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -324,7 +325,7 @@ func (l *lexicon) Purge(held []*[]nft.RuleID) {
 	l.keepOnly(keep, held)
 }
 
-// kept returns which entries are not to be forgotten, and how many. l.mu must be held.
+// kept returns which entries must stay, and their number. l.mu must be held.
 func (l *lexicon) kept(held []*[]nft.RuleID) (keep []bool, kept int) {
 	keep, kept = make([]bool, len(l.entries)), 1
 	for _, ids := range held {
@@ -342,8 +343,8 @@ func (l *lexicon) kept(held []*[]nft.RuleID) (keep []bool, kept int) {
 	return keep, kept
 }
 
-// keepOnly drops the entries that are not to be kept, and gives those of held their new numbers.
-// l.mu must be held.
+// keepOnly drops all other entries, and gives the rules of held their new numbers. l.mu must be
+// held.
 func (l *lexicon) keepOnly(keep []bool, held []*[]nft.RuleID) {
 	fresh := newLexicon(l.family)
 	renamed := make([]nft.RuleID, len(l.entries))
@@ -353,7 +354,7 @@ func (l *lexicon) keepOnly(keep []bool, held []*[]nft.RuleID) {
 		}
 		name, err := fresh.store.Intern(l.store.Rule(nft.RuleID(id), nil))
 		if err != nil {
-			continue // it was interned before: this cannot be
+			continue // impossible: it was interned before
 		}
 		renamed[id] = name
 		fresh.entries = append(fresh.entries, l.entries[id])

@@ -8,13 +8,11 @@ import (
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
-// Our own marks (canaries and witnesses) are translated without having been
-// met: each has a nonce of its own, and planting or probing them must not cost
-// a process each time.
+// The lexicon translates canaryd's own marks (canaries and witnesses) without having met them.
+// Each has its own nonce, and planting or probing them must not execute a process each time.
 
 const (
-	// markStart and markEnd stand around a mark's comment in what
-	// iptables-save prints.
+	// markStart and markEnd surround a mark's comment in the output of iptables-save.
 	markStart = `-m comment --comment "`
 	markEnd   = `"`
 	// markPrefix begins the comment of every mark.
@@ -23,15 +21,14 @@ const (
 	commentSize = 256
 )
 
-// cutMark returns the comment of a rule that has nothing but a mark's.
+// cutMark returns the comment of a rule that has only a mark's comment.
 func cutMark(spec string) (string, bool) {
 	comment, start := strings.CutPrefix(spec, markStart)
 	comment, end := strings.CutSuffix(comment, markEnd)
 	return comment, start && end && isMarkComment(comment)
 }
 
-// isMarkComment reports whether a comment may be a mark's, in which nothing
-// needs an escape.
+// isMarkComment reports whether a comment may be a mark's, which needs no escape.
 func isMarkComment(comment string) bool {
 	if !strings.HasPrefix(comment, markPrefix) || len(comment) >= commentSize {
 		return false

@@ -7,23 +7,23 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// This file says what rules of nf_tables mean to iptables, as far as a probe wants to know.
-// A rule may be anything that anyone wrote: no rule may make these functions panic.
+// This file reads the meaning that nf_tables rules have for iptables, as far as a probe needs
+// it. Any program may have written a rule: no rule may make these functions panic.
 
 // udataComment is the type of a rule's comment in NFTA_RULE_USERDATA
 // (NFTNL_UDATA_RULE_COMMENT in libnftnl's udata.h).
 const udataComment = 0
 
-// A ruleMeaning is what a probe wants to know of one rule.
+// A ruleMeaning holds the facts about one rule that a probe needs.
 type ruleMeaning struct {
 	comment    string
 	hasComment bool
-	// target reports that the rule does something: it has a verdict, a
-	// target, or any expression that is not known to only match or count.
+	// target reports that the rule does something: it has a verdict, a target, or an expression
+	// that may do more than match or count.
 	target bool
 }
 
-// meaningOf reads what a rule means. Of two comments the match's counts.
+// meaningOf reads a rule's meaning. Of two comments the match's counts.
 func meaningOf(raw nft.Rule) (ruleMeaning, error) {
 	var m ruleMeaning
 	err := raw.Each(func(e nft.Expression) error {
@@ -40,8 +40,8 @@ func meaningOf(raw nft.Rule) (ruleMeaning, error) {
 	return m, err
 }
 
-// acts reports whether an expression does more than match and count. One that
-// is not known does: a rule of ours has none, and only ours must be certain.
+// acts reports whether an expression does more than match and count. An unknown expression
+// counts as acting. canaryd's own rules have none, and only they must be judged with certainty.
 func acts(e nft.Expression) (bool, error) {
 	var source uint16 // the attribute with which the expression writes
 	switch e.Name {

@@ -10,13 +10,13 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A mirror is an nft.Mirror as values: iptables' tables as iptables-save would print them, kept up
-// to date at a cost in proportion to the changes. It executes nothing.
+// A mirror shows an nft.Mirror as values: iptables' tables as iptables-save would print them. An
+// update costs in proportion to the changes. It executes nothing.
 type mirror struct {
 	raw      *nft.Mirror
 	timeout  time.Duration // of a read
 	families map[rules.Family]*familyText
-	taken    takingsLog // what commits took
+	taken    takingsLog // the takings of commits
 }
 
 // newMirror returns a mirror of the families that are open.
@@ -60,7 +60,7 @@ func (m *mirror) read(ctx context.Context, family rules.Family) (Snapshot, error
 	if err != nil {
 		return Snapshot{}, err
 	}
-	if f.budget.shed() { // in these are rules that are left out by now
+	if f.budget.shed() { // the shelf has rules that are left out by now
 		f.shelf.drop(family)
 	}
 	f.forgetUnused()
@@ -68,7 +68,7 @@ func (m *mirror) read(ctx context.Context, family rules.Family) (Snapshot, error
 	return f.snapshot(uint64(genid)), nil
 }
 
-// hear takes in one notification, for what commits took.
+// hear passes one notification to the takingsLog.
 func (m *mirror) hear(e nft.Event) {
 	if e.Kind == unix.NFT_MSG_NEWGEN {
 		m.taken.end(e.By, time.Now())
@@ -77,15 +77,15 @@ func (m *mirror) hear(e nft.Event) {
 	}
 }
 
-// patience is how long Takings waits for a read that has the turn.
+// patience is the time that Takings waits while a read has the turn.
 const patience = 100 * time.Millisecond
 
-// takings takes in what was heard since the last read.
+// takings takes in the notifications since the last read.
 func (m *mirror) takings(ctx context.Context) Takings {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	if done, err := m.raw.Turn(ctx); err == nil {
-		// What fails here fails at the next read, too, which says so.
+		// The next read fails for the same reason, and returns the error.
 		_, _, _ = m.raw.Listen()
 		done()
 	}

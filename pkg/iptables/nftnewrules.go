@@ -12,11 +12,11 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// This file encodes the new rules of a table, several chains at a time: at 1,000
-// services one processor takes 25 ms for them, and clients wait for that.
+// This file encodes the new rules of a table, several chains in parallel. At 1,000 services one
+// processor needs 25 ms for them, and clients wait for that.
 
-// shareFrom is how many new rules are worth a goroutine, which starts in microseconds
-// and has a chunk of the batch to itself.
+// shareFrom is the number of new rules that is worth a goroutine. A goroutine starts in
+// microseconds and has its own chunk of the batch.
 const shareFrom = 1000
 
 // writeNewRules adds the new rules of all chains to the batch.
@@ -45,7 +45,7 @@ func (p *tablePlan) writeNewRules() error {
 	return nil
 }
 
-// shares divides the chains into at most n shares with as many new rules each.
+// shares divides the chains into at most n shares with about as many new rules each.
 func (p *tablePlan) shares(n int) [][]*chainPlan {
 	total := newRules(p.order)
 	n = max(1, min(n, total/shareFrom))
@@ -72,11 +72,11 @@ func newRules(chains []*chainPlan) int {
 	return n
 }
 
-// A rulesWriter encodes new rules into a batch, which may be part of another one.
+// A rulesWriter encodes new rules into a batch, which may be a part of another one.
 type rulesWriter struct {
 	plan  *tablePlan
 	batch *nft.Batch
-	room  []byte // where each rule that is written is put together
+	room  []byte // for the rule that is being put together
 }
 
 func (w *rulesWriter) write(chains []*chainPlan) error {
@@ -88,9 +88,9 @@ func (w *rulesWriter) write(chains []*chainPlan) error {
 	return nil
 }
 
-// writeRules puts each new rule before the next that stands, or at the end.
+// writeRules puts each new rule before the next remaining one, or at the end.
 func (w *rulesWriter) writeRules(c *chainPlan) error {
-	first := 0 // of the new rules before the next that stands
+	first := 0 // the first new rule before the next remaining one
 	for i, s := range c.rules {
 		if s.isNew() {
 			continue
@@ -151,7 +151,8 @@ func (w *rulesWriter) writeRule(chain string, added rules.Rule, next uint64) err
 	return nil
 }
 
-// targetStands reports why a rule cannot jump to a chain. Several goroutines ask.
+// targetStands returns the reason why a rule cannot jump to a chain, or nil. Several goroutines
+// call it.
 func (p *tablePlan) targetStands(chain []byte) error {
 	if chain == nil {
 		return nil

@@ -8,7 +8,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/ruleset"
 )
 
-// opaque returns a rule of nf_tables without a text. It holds its bytes if these make the rule
+// opaque returns a rule of nf_tables without a text. It has its bytes if these can make the rule
 // again.
 func opaque(family rules.Family, r nft.Rule) rules.Rule {
 	bare, names, named := withoutNames(r)
@@ -23,8 +23,8 @@ func opaque(family rules.Family, r nft.Rule) rules.Rule {
 	return rules.OpaqueBytes(r.Expressions, r.Userdata, target, reason)
 }
 
-// Reread returns a rule as this version reads its bytes, if it is opaque and holds those of
-// nf_tables: an earlier version may have had no words for them.
+// Reread returns an opaque rule as this version reads its bytes, if it has those of nf_tables.
+// An earlier version may have had no words for them.
 func Reread(family rules.Family, rule rules.Rule) rules.Rule {
 	raw, held := heldBytes(rule)
 	if !held {
@@ -42,8 +42,8 @@ var statementTargets = map[string]string{
 // metaTargets are the targets that set a packet's metadata.
 var metaTargets = map[uint32]string{unix.NFT_META_MARK: "MARK", unix.NFT_META_NFTRACE: "TRACE"}
 
-// targetOf returns the chain that a rule goes to or the target at its end, in iptables' words; ""
-// if it has none, or another.
+// targetOf returns the chain that a rule leads to or the target at its end, in iptables' words.
+// It is "" without one, or for an unknown one.
 func targetOf(r nft.Rule) string {
 	target := ""
 	err := r.Each(func(e nft.Expression) error {

@@ -12,42 +12,42 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A directResult is what became of a payload on the direct path.
+// A directResult is the result of a payload on the direct path.
 type directResult struct {
-	// err is ErrStale, or a *RestoreError where there is to be no other
-	// path; nothing was written then.
+	// err is ErrStale, or a *RestoreError if no other path may be used. Then nothing was
+	// written.
 	err error
-	// moved is by how much our commit moved the genid, at when it was done, and
-	// took what the kernel took for it.
+	// moved is how far canaryd's commit moved the genid. at is the time of the commit, and took
+	// is the time that the kernel took for it.
 	moved uint32
 	at    time.Time
 	took  time.Duration
 	wrote map[rules.Family][]rules.TableName
-	// left is what iptables-restore has to write, and detour why.
+	// left is the part for iptables-restore, and detour the reasons.
 	left   Payload
 	detour map[rules.Family]error
-	// refused is the kernel's answer, if it refused a message, and sent the batch that it refused.
+	// refused is the kernel's answer, if it refused a message, and sent is the refused batch.
 	refused *nft.RefusedError
 	sent    *directBatch
 }
 
-// A directBatch is a payload as one transaction that is not sent yet, as far as it
-// can be written directly. It has no end: a rider may follow.
+// A directBatch is a payload as one unsent transaction, as far as it can be written directly. It
+// has no end, because a rider may follow.
 type directBatch struct {
 	writer directWriter
-	result directResult // if the kernel takes it
+	result directResult // the result if the kernel accepts it
 }
 
-// encode encodes what can be written directly of all families as one transaction.
-// It returns nil if there is no direct path.
+// encode encodes the directly writable part of all families as one transaction. It returns nil
+// if there is no direct path.
 func (k *Kernel) encode(payload Payload) *directBatch { return k.encodeWith(payload, nil) }
 
-// encodeWith is encode with bytes of rules that else could not be written directly.
+// encodeWith is encode with bytes for rules that could not be written directly otherwise.
 func (k *Kernel) encodeWith(payload Payload, known taught) *directBatch {
 	return k.encodeSeeking(payload, known, 0)
 }
 
-// encodeSeeking is encodeWith that finds the rule of a message.
+// encodeSeeking is encodeWith that also finds the rule of a message.
 func (k *Kernel) encodeSeeking(payload Payload, known taught, message int) *directBatch {
 	conn := k.directConn()
 	if conn == nil {
@@ -74,14 +74,14 @@ func (k *Kernel) encodeSeeking(payload Payload, known taught, message int) *dire
 	return &directBatch{w, result}
 }
 
-// sendDirectly sends the batch of a payload, which the kernel takes only while its
-// ruleset counter is genid. A rider, if there is one, goes with it.
+// sendDirectly sends the batch of a payload, which the kernel accepts only while its ruleset
+// counter is genid. A rider, if there is one, is sent with it.
 //
-// The direct path goes first: stale, it has written nothing, while a text
-// path that has written cannot take that back. What the kernel refuses is left
-// to iptables-restore, table by table, so that only the bad table fails, unless
-// it names the rule that is the cause (see named). A refusal is stale if a set was
-// destroyed or made again since its number was asked for: that moves no genid.
+// The direct path is first, because a stale transaction writes nothing, and the text path cannot
+// take back its writes. If the kernel refuses the batch, iptables-restore writes table by table,
+// so that only the bad table fails. But if the kernel names the offending rule, that is the
+// result (see named). A refusal counts as stale if a set was destroyed or made again since its
+// number was read: that changes no genid.
 func (k *Kernel) sendDirectly(b *directBatch, payload Payload, genid uint32, rider *Rider) directResult {
 	if b == nil {
 		return directResult{left: payload}
@@ -109,17 +109,17 @@ func (k *Kernel) sendDirectly(b *directBatch, payload Payload, genid uint32, rid
 	result := b.result
 	result.at, result.took = time.Now(), b.writer.batch.Took
 	if now, err := b.writer.conn.Genid(); err != nil || now != genid {
-		result.moved = 1 // what changes nothing does not move it
+		result.moved = 1 // a transaction without changes does not move it
 	}
 	return result
 }
 
-// silentFrom is how many new rules make a transaction so large that it is sent while
-// this Kernel does not listen: the notifications took a quarter of the time that a heal of
-// 5,000 services took, and are more at once than a socket's buffer has room for.
+// silentFrom is the number of new rules from which on a transaction is sent while this Kernel
+// does not listen. The notifications took a quarter of the time of a heal with 5,000 services,
+// and are too many at once for a socket's buffer.
 const silentFrom = 512
 
-// send sends the batch. What it writes is known, so a large one is written silently.
+// send sends the batch. The Kernel knows its content, so it sends a large one silently.
 func (k *Kernel) send(w *directWriter, batch *nft.Batch) error {
 	if k.mirror == nil || w.added < silentFrom {
 		return batch.Send()
@@ -127,7 +127,7 @@ func (k *Kernel) send(w *directWriter, batch *nft.Batch) error {
 	return k.mirror.raw.Silently(w.written, k.subscriptions.All(), batch.Send)
 }
 
-// notDirectly says what follows if the transaction was not taken.
+// notDirectly returns the consequences of a transaction that failed.
 func (k *Kernel) notDirectly(err error, payload Payload) directResult {
 	message, _ := errors.AsType[*nft.RefusedError](err)
 	switch {

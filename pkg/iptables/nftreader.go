@@ -11,13 +11,13 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// probeTries is how often a probe is repeated when a process commits
-// meanwhile. A probe takes some ten microseconds for each place, so that more
-// than one repetition is rare even next to 20 commits a second.
+// probeTries bounds the repetitions of a probe during which a process commits. A probe takes
+// some ten microseconds for each place, so that more than one repetition is rare even with 20
+// commits a second.
 const probeTries = 4
 
-// An nftReader reads nf_tables. Its digest is the genid: any commit in the
-// network namespace, of whichever family, changes it.
+// An nftReader reads nf_tables. Its digest is the genid, which any commit of any family in the
+// network namespace changes.
 type nftReader struct {
 	conn   *nft.Conn
 	asker  *nft.Asker
@@ -36,15 +36,15 @@ func (r nftReader) digest(context.Context, rules.Family) (uint64, error) {
 	return uint64(id), err
 }
 
-// genid asks for the ruleset's counter at a third of the library's price.
+// genid reads the ruleset's counter at a third of the library's price.
 func (r nftReader) genid() (id uint32, err error) {
 	err = r.asker.Ask(rules.IPv4, []nft.Question{nft.AskGenid(&id)})
 	return id, nft.Wrap("asking for the ruleset's counter", err)
 }
 
-// probe asks between two equal genids. If commits keep coming it returns the
-// last answer with the genid from before, so that the next probe sees a
-// difference. What is as it was at the last probe costs next to nothing.
+// probe reads between two equal genids. If commits continue, it returns its last reading with
+// the genid from before, so that the next probe sees a difference. Places without a change since
+// the last probe cost almost nothing.
 func (r nftReader) probe(ctx context.Context, family rules.Family, places []Place) (Probed, error) {
 	if probed, err := r.probeUnchanged(family, places); err == nil {
 		return probed, nil
@@ -79,8 +79,7 @@ func (r nftReader) probe(ctx context.Context, family rules.Family, places []Plac
 	return probed, nil
 }
 
-// look reads one chain. Only a chain without rules costs more than two
-// questions.
+// look reads one chain. Only a chain without rules costs more than two questions.
 func (r nftReader) look(family rules.Family, place Place) (nftSeen, error) {
 	var s nftSeen
 	err := r.conn.EachRule(family, place.Table, place.Chain, func(m nft.RuleMessage) error {
@@ -93,7 +92,7 @@ func (r nftReader) look(family rules.Family, place Place) (nftSeen, error) {
 		s.marks = append(s.marks, nftMark{m.Handle, m.Rule.Clone()})
 		return nil
 	})
-	// An interrupted dump is followed by another genid; see probe.
+	// After an interrupted dump the genid is another; see probe.
 	if err != nil && !errors.Is(err, nft.ErrInterrupted) {
 		return nftSeen{}, err
 	}
@@ -104,7 +103,7 @@ func (r nftReader) look(family rules.Family, place Place) (nftSeen, error) {
 	s.holding.Presence = Present
 	err = r.asker.Ask(family, []nft.Question{askUse(place, func(use uint32) error { s.use = use; return nil })})
 	if errors.Is(err, unix.ENOENT) {
-		return s, nil // it went away just now, and the genid shows it
+		return s, nil // just deleted, and the genid shows it
 	}
 	return s, nft.Wrap(fmt.Sprintf("asking for chain %s of table %s", place.Chain, place.Table), err)
 }

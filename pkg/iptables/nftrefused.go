@@ -10,18 +10,18 @@ import (
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
-// blameless are the errors for which the kernel refuses a rule that is not their cause. It lacks
+// blameless are the kernel's errors whose cause is not the refused rule. The kernel lacks
 // memory, or the chains of the whole table make a loop or are nested too deeply.
 var blameless = []error{unix.ENOMEM, unix.ENOBUFS, unix.EINTR, unix.EAGAIN, unix.ELOOP, unix.EMLINK}
 
-// named returns the refusal of a guarded transaction with the rule of the message that the kernel
-// complained of first; nil if that message writes no rule, or a mark. The guard was right, so that
-// nothing that another process wrote to nf_tables is the cause.
+// named returns the refusal of a guarded transaction with the rule that the kernel complained
+// about first. It is nil if the refused message writes no rule, or a mark. The guard was right,
+// so the cause is nothing that another process wrote to nf_tables.
 //
-// The payload is encoded once more for this, and counts as long as the genid and the message are
-// the same: a table that cannot be encoded any more would shift the numbers of messages. Later
-// complaints name no rule: the kernel goes on with the refused rule in the table, if it validates
-// the whole, and complains of all behind it.
+// named encodes the payload once more to find the rule. The result counts only if the genid and
+// the message are still the same. A table that can no longer be encoded would shift the
+// messages' numbers. Later complaints name no rule. If the kernel validates the whole, it
+// continues with the refused rule in the table and complains about all later ones.
 func (k *Kernel) named(b *directBatch, payload Payload, genid uint32, refused *nft.RefusedError) *RestoreError {
 	if slices.ContainsFunc(blameless, func(e error) bool { return errors.Is(refused, e) }) {
 		return nil
@@ -45,7 +45,7 @@ func (k *Kernel) named(b *directBatch, payload Payload, genid uint32, refused *n
 	return &RestoreError{Reason: reason, Program: "nf_tables", Stderr: refused.Error(), Rule: rule, Textless: opaque}
 }
 
-// seek finds the n-th new rule of the plan, as writeNewRules writes them.
+// seek finds the n-th new rule of the plan, in the order of writeNewRules.
 func (p *tablePlan) seek(n int) {
 	for _, c := range p.order {
 		for i := range c.rules {

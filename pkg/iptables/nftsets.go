@@ -13,36 +13,38 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// This file takes numbers of the kernel's out of rules, and puts them back. The match "set" and
-// the target "SET" name an ipset by its number. A set that is destroyed and made again has another
-// number, and the old one may be another set's. So a rule is known by its bytes without numbers
-// and the names of its sets, which stand in an expression of canaryd's own behind all others. The
-// kernel knows no such expression, and refuses a rule from which it was not taken.
+// This file replaces the kernel's own numbers in rules by names, and puts the numbers back. The
+// match "set" and the target "SET" name an ipset by its number. A set that is destroyed and made
+// again has another number, and the old number may become another set's. So canaryd identifies a
+// rule by its bytes without numbers and the names of its sets. The names are in an expression of
+// canaryd's own, at the end. The kernel does not know that expression, and refuses a rule that
+// still has it.
 //
-// While a rule stands, the kernel keeps its sets: they can be neither destroyed nor renamed, so
-// the number that it holds has one name. "ipset swap" exchanges what two sets contain. Each number
-// keeps its name (ip_set_swap in net/netfilter/ipset/ip_set_core.c), and so a rule names the same
+// While a rule is in the table, its sets can be neither destroyed nor renamed, so each number
+// has one name. "ipset swap" exchanges the contents of two sets. Each number keeps its name
+// (ip_set_swap in net/netfilter/ipset/ip_set_core.c), and so the rule still names the same set.
 // set after it.
 
 // setNames is the name of the expression with the names of a rule's ipsets.
 const setNames = "canaryd-sets"
 
-// setPlaces are the places of the numbers in the data of ipset's extensions, by revision (struct
-// xt_set_info_match_v* and xt_set_info_target_v* in linux/netfilter/xt_set.h).
+// setPlaces are the offsets of the numbers in the data of ipset's extensions, by revision
+// (struct xt_set_info_match_v* and xt_set_info_target_v* in linux/netfilter/xt_set.h).
 var setPlaces = map[string][][]int{
 	"match set":  {{0}, {0}, {0}, {0}, {0}},
 	"target SET": {{0, 32}, {0, 4}, {0, 4}, {0, 4, 8}},
 }
 
-// bpfPinned is XT_BPF_MODE_PATH_PINNED, and bpfFileAt is where the match bpf has the number of a
-// file that its writer had open. The kernel opens the path itself (Linux 4.14).
+// bpfPinned is XT_BPF_MODE_PATH_PINNED. bpfFileAt is the offset of the writer's file descriptor
+// in the match bpf. The kernel opens the path itself (Linux 4.14).
 const (
 	bpfBytecode = 0
 	bpfPinned   = 1
 	bpfFileAt   = 4
 )
 
-// mayHoldNumbers reports whether a rule may hold a number of the kernel's that can be taken out.
+// mayHoldNumbers reports whether a rule may contain a number of the kernel that can be taken
+// out.
 func mayHoldNumbers(r nft.Rule) bool {
 	for _, name := range [...]string{"set\x00", "SET\x00", "bpf\x00"} {
 		if bytes.Contains(r.Expressions, []byte(name)) {
@@ -52,12 +54,12 @@ func mayHoldNumbers(r nft.Rule) bool {
 	return false
 }
 
-// namesSet reports whether an expression is an extension of ipset's.
+// namesSet reports whether an expression is an extension of ipset.
 func namesSet(e nft.Expression) bool {
 	return setPlaces[e.Name+" "+extensionName(e)] != nil
 }
 
-// eachSetNumber calls f with each place of an ipset's number in a rule, in their order.
+// eachSetNumber calls f with each place of an ipset's number in a rule, in order.
 func eachSetNumber(r nft.Rule, f func(number []byte) error) error {
 	return r.Each(func(e nft.Expression) error {
 		revisions := setPlaces[e.Name+" "+extensionName(e)]
@@ -80,8 +82,8 @@ func eachSetNumber(r nft.Rule, f func(number []byte) error) error {
 	})
 }
 
-// xtRevision returns the revision of an xt extension. NFTA_TARGET_REV and NFTA_TARGET_INFO are the
-// same numbers as a match's.
+// xtRevision returns the revision of an xt extension. The attributes NFTA_TARGET_REV and
+// NFTA_TARGET_INFO have the same numbers as a match's.
 func xtRevision(e nft.Expression) int {
 	if revision := nft.AttrPath(e.Data, unix.NFTA_MATCH_REV); len(revision) == 4 {
 		return int(revision[3]) | int(revision[2])<<8
@@ -89,8 +91,8 @@ func xtRevision(e nft.Expression) int {
 	return 0
 }
 
-// nameSets returns the rule without numbers of the kernel's, with the names of its sets. A rule
-// that has none, or has the names already, is returned as it is.
+// nameSets returns the rule without the kernel's numbers, and with the names of its sets. It
+// returns a rule unchanged that has no numbers, or has the names already.
 func nameSets(r nft.Rule, name func(uint16) (string, error)) (nft.Rule, error) {
 	if _, _, done := withoutNames(r); done || !mayHoldNumbers(r) {
 		return r, nil
@@ -120,7 +122,7 @@ func nameSets(r nft.Rule, name func(uint16) (string, error)) (nft.Rule, error) {
 	return bare, nil
 }
 
-// forgetFiles clears the numbers of files in matches bpf that name a path.
+// forgetFiles clears the file descriptors in matches bpf that name a path.
 func forgetFiles(r nft.Rule) error {
 	return r.Each(func(e nft.Expression) error {
 		if info := nft.AttrPath(e.Data, unix.NFTA_MATCH_INFO); bpfMode(e) == bpfPinned && len(info) >= bpfFileAt+4 {
@@ -130,8 +132,8 @@ func forgetFiles(r nft.Rule) error {
 	})
 }
 
-// bpfMode returns what a match bpf names: bytecode, which is all that revision 0 has, or a path. It
-// is -1 for all else, as for a program that its writer had open.
+// bpfMode returns the mode of a match bpf: bytecode, which is revision 0's only mode, or a path.
+// It is -1 for everything else, such as a program that its writer had open.
 func bpfMode(e nft.Expression) int {
 	info := nft.AttrPath(e.Data, unix.NFTA_MATCH_INFO)
 	switch revision := xtRevision(e); {
@@ -157,8 +159,9 @@ func pinnedPaths(r nft.Rule) []string {
 	return paths
 }
 
-// pinnedStand reports why the kernel will not open a path that the rule names. It opens the path as
-// this process does (bpf_prog_get_type_path), and would refuse the whole transaction.
+// pinnedStand returns an error if the kernel would not open a path that the rule names. The
+// kernel opens the path as this process does (bpf_prog_get_type_path), and would refuse the
+// whole transaction.
 func pinnedStand(r nft.Rule) error {
 	if !bytes.Contains(r.Expressions, []byte("bpf\x00")) {
 		return nil
@@ -174,7 +177,7 @@ func pinnedStand(r nft.Rule) error {
 // bpfPathSize is XT_BPF_PATH_MAX.
 const bpfPathSize = 512
 
-// mostNames bounds the names of one rule in bytes: an attribute counts by 16 bits.
+// mostNames bounds the names of one rule in bytes: an attribute has a length of 16 bits.
 const mostNames = 32 << 10
 
 // withNames returns the rule with the names of its sets, in the order of their places.
@@ -221,7 +224,7 @@ func withoutNames(r nft.Rule) (bare nft.Rule, names []string, has bool) {
 
 var errEnough = errors.New("enough is known")
 
-// namesOf returns the names in an expression of canaryd's own.
+// namesOf returns the names in canaryd's own expression.
 func namesOf(e nft.Expression) []string {
 	var names []string
 	_ = nft.EachAttr(e.Data, func(_ uint16, value []byte) error {
@@ -231,8 +234,8 @@ func namesOf(e nft.Expression) []string {
 	return names
 }
 
-// numberSets returns a rule as the kernel takes it: with the numbers of its sets, and without their
-// names. Other bytes stay as they are.
+// numberSets returns a rule as the kernel accepts it, with its sets' numbers and without their
+// names. Other bytes stay unchanged.
 func numberSets(r nft.Rule, number func(string) (uint16, error)) (nft.Rule, error) {
 	bare, names, has := withoutNames(r)
 	if !has {
@@ -260,8 +263,8 @@ func numberSets(r nft.Rule, number func(string) (uint16, error)) (nft.Rule, erro
 	return bare, err
 }
 
-// identityOf returns the digest that names a rule, and the same for the names of its sets in
-// whichever way they are kept.
+// identityOf returns the digest that identifies a rule. It is the same for both ways to store
+// the names of sets.
 func identityOf(r nft.Rule) rules.Identity {
 	if bare, names, has := withoutNames(r); has {
 		return rules.IdentityOfSets(bare.Expressions, bare.Userdata, names)
@@ -269,7 +272,7 @@ func identityOf(r nft.Rule) rules.Identity {
 	return rules.IdentityOf(r.Expressions, r.Userdata)
 }
 
-// heldBytes returns the bytes that an opaque rule holds, with the names of its sets.
+// heldBytes returns the bytes of an opaque rule, with the names of its sets.
 func heldBytes(rule rules.Rule) (nft.Rule, bool) {
 	expressions, userdata, sets, ok := rule.Bytes()
 	raw := nft.Rule{Expressions: expressions, Userdata: userdata}

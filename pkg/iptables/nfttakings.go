@@ -13,25 +13,26 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A Taking is what one commit to nf_tables took from one of iptables' tables. There is
-// one for each table that the commit touched, also where it took nothing.
+// A Taking lists the chains and rules that one commit to nf_tables deleted from an iptables
+// table. There is a Taking for each table that the commit touched, even without a deletion.
 type Taking struct {
 	Commit nft.Commit
 	Family rules.Family
 	Table  rules.TableName
-	// Deleted: the table itself is gone, and with it everything in it.
+	// Deleted reports that the table itself was deleted with its content.
 	Deleted bool
-	// Chains were deleted, or left with fewer rules than before.
+	// Chains were deleted, or have fewer rules than before.
 	Chains []string
-	// Rules are what can be identified of the rules that were deleted: marks, and the
-	// jumps of built-in chains.
+	// Rules are the deleted rules that canaryd can identify: marks, and the jumps of built-in
+	// chains.
 	Rules []TakenRule
-	// More: it took more chains or rules than are kept.
+	// More reports that the commit deleted more chains or rules than are kept here.
 	More bool
-	// Wrote are chains that got rules; WroteMore: more than are kept.
+	// Wrote are chains that got rules. WroteMore reports that more chains did than are kept
+	// here.
 	Wrote     []string
 	WroteMore bool
-	// Count is how many rules were deleted.
+	// Count is the number of deleted rules.
 	Count int
 }
 
@@ -39,10 +40,10 @@ type Taking struct {
 type TakenRule struct {
 	Chain   string
 	Target  string // the chain that a jump led to
-	Comment string // of a mark
+	Comment string // a mark's
 }
 
-// Took reports whether the chain was deleted, or left with fewer rules than before.
+// Took reports whether the chain was deleted, or has fewer rules than before.
 func (k Taking) Took(chain string) bool {
 	return k.Deleted || k.More || slices.Contains(k.Chains, chain)
 }
@@ -55,19 +56,18 @@ func (k Taking) Touched(chain string) bool {
 // TookRule reports whether that mark or jump was deleted.
 func (k Taking) TookRule(r TakenRule) bool { return slices.Contains(k.Rules, r) }
 
-// Takings are what the last commits took, oldest first and without our own. If they are
-// Known, every commit after Since was heard of, up to the last one before they were
-// asked for.
+// Takings lists the deletions by the last commits of other processes, oldest first. If they are
+// Known, they cover every commit after Since, up to the last one before the call.
 type Takings struct {
 	Known bool
 	Since uint32
 	List  []Taking
 }
 
-// Reach reports whether everything that was taken after that genid is known.
+// Reach reports whether all deletions after that genid are known.
 func (t Takings) Reach(genid uint32) bool { return t.Known && !nft.Newer(t.Since, genid) }
 
-// What is kept of takings: enough for a flush of 5,000 services, and for the grace after
+// The bounds of takings. They suffice for a flush of 5,000 services, and for the grace after
 // which a missing jump counts as lost.
 const (
 	takingsKept     = 512
@@ -77,8 +77,8 @@ const (
 	wroteKept       = 1000   // chains of one commit in one table that got rules
 )
 
-// Takings returns what the commits of the last minutes took, as far as it is known: on
-// nft where the kernel may be asked, nothing elsewhere.
+// Takings returns the deletions by commits of the last minutes, as far as they are known. On
+// legacy it returns nothing.
 func (k *Kernel) Takings(ctx context.Context) Takings {
 	if k.mirror == nil {
 		return Takings{}
@@ -90,38 +90,38 @@ func (k *Kernel) Takings(ctx context.Context) Takings {
 type takingsLog struct {
 	mu    sync.Mutex
 	kept  Takings
-	heard []time.Time // when each of kept.List was
+	heard []time.Time // the time of each entry of kept.List
 	size  int         // chains of all
 
-	// Of the commit whose end was not heard yet.
+	// For the commit whose end was not heard yet.
 	open []*openTaking
-	last *openChain // most notifications are of the same chain as the one before
+	last *openChain // most notifications name the same chain as the one before
 }
 
-// An openTaking is a Taking in the making, without its Commit and Chains.
+// An openTaking is an unfinished Taking, without its Commit and Chains.
 type openTaking struct {
 	Taking
 	chains map[string]*openChain
 }
 
-// An openChain counts what a commit did to one chain.
+// An openChain counts a commit's changes of one chain.
 type openChain struct {
 	of      *openTaking
 	name    string
 	builtin bool
-	net     int  // rules that were added, less those that were deleted
+	net     int  // added rules minus deleted ones
 	wrote   bool // rules were added
 	gone    bool // the chain itself was deleted
 }
 
-// all returns what is known.
+// all returns the known takings.
 func (l *takingsLog) all() Takings {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return Takings{l.kept.Known, l.kept.Since, slices.Clone(l.kept.List)}
 }
 
-// restart forgets everything: only what comes after since will be heard.
+// restart forgets everything. The log will only hear commits after since.
 func (l *takingsLog) restart(since uint32) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -129,7 +129,7 @@ func (l *takingsLog) restart(since uint32) {
 	l.open, l.last = nil, nil
 }
 
-// note takes in one notification.
+// note adds one notification.
 func (l *takingsLog) note(e nft.Event, table rules.TableName) {
 	switch e.Kind {
 	case unix.NFT_MSG_NEWTABLE, unix.NFT_MSG_DELTABLE:
@@ -176,7 +176,7 @@ func (l *takingsLog) chain(e nft.Event, table rules.TableName) *openChain {
 const takenRulesKept = 256
 
 // lose notes a deleted rule if it is a mark or a jump of a built-in chain. data is its
-// notification, which may be changed.
+// notification, which may be overwritten later.
 func (c *openChain) lose(data []byte) {
 	if !c.builtin && !bytes.Contains(data, []byte(markPrefix)) {
 		return
@@ -197,9 +197,10 @@ func (c *openChain) lose(data []byte) {
 	c.of.Rules = append(c.of.Rules, r)
 }
 
-// mayFlush returns the tables of a family of which the commit whose end was not heard yet may be a
-// part of a flush: it took a mark, a jump of a built-in chain or the table, or all rules of a chain
-// that it left. marks: it took marks. had is how many rules a chain held before.
+// mayFlush returns the tables of a family in which the unfinished commit may be a part of a
+// flush. Such a commit deletes a mark, a jump of a built-in chain, the table, or all rules of a
+// remaining chain. The value in marks is true if it deleted marks. had returns the number of
+// rules that a chain had before.
 func (l *takingsLog) mayFlush(f rules.Family, had func(Place) int) (marks map[rules.TableName]bool) {
 	marks = map[rules.TableName]bool{}
 	for _, t := range l.open {
@@ -222,7 +223,7 @@ func (l *takingsLog) mayFlush(f rules.Family, had func(Place) int) (marks map[ru
 	return marks
 }
 
-// end notes that all of a commit was heard.
+// end notes the end of a commit.
 func (l *takingsLog) end(by nft.Commit, now time.Time) {
 	open := l.open
 	l.open, l.last = nil, nil
@@ -239,7 +240,7 @@ func (l *takingsLog) end(by nft.Commit, now time.Time) {
 	l.trim(now)
 }
 
-// trim forgets the oldest. The takings of one commit go together.
+// trim forgets the oldest takings. It keeps or forgets the takings of one commit together.
 func (l *takingsLog) trim(now time.Time) {
 	list, n := l.kept.List, 0
 	for n < len(list) && (len(list)-n > takingsKept || l.size > takenAltogether || now.Sub(l.heard[n]) > takingsFor) {
@@ -252,10 +253,10 @@ func (l *takingsLog) trim(now time.Time) {
 	l.kept.List, l.heard = slices.Delete(list, 0, n), slices.Delete(l.heard, 0, n)
 }
 
-// names is how many names of chains it has.
+// names returns the number of chain names in the Taking.
 func (k Taking) names() int { return len(k.Chains) + len(k.Wrote) }
 
-// taking returns what the commit took from the table.
+// taking returns the finished Taking.
 func (t *openTaking) taking(by nft.Commit) Taking {
 	k := t.Taking
 	if k.Commit = by; k.Deleted {
@@ -280,7 +281,7 @@ func (t *openTaking) taking(by nft.Commit) Taking {
 	return k
 }
 
-// jumpOf returns the chain that the rule's verdict leads to, "" if it is none.
+// jumpOf returns the chain that the rule's verdict leads to, "" without one.
 func jumpOf(r nft.Rule) string {
 	target := ""
 	err := r.Each(func(e nft.Expression) error {

@@ -14,36 +14,36 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// Of declared rules, and of a generation that another node or version wrote, only the texts are
-// known. iptables-restore writes such rules to a chain that nothing jumps to, and their bytes are
-// read there. Then one transaction writes everything, and from now on these bytes are read as that
-// text: no guess pairs the two. As long as that chain exists, the numbers of ipsets in those bytes
-// mean the same.
+// canaryd has only the texts of declared rules, and of a generation that another node or version
+// wrote. iptables-restore writes such rules to a chain that nothing jumps to, and canaryd reads
+// their bytes there. Then one transaction writes everything, and from now on canaryd reads these
+// bytes as that text. No guess pairs the two. While that chain exists, the numbers of ipsets in
+// those bytes keep their meaning.
 
 const (
-	// TextChain is the chain to which texts are written, so that their bytes can be read.
-	// TrialChain is a chain to which rules are written on trial, and TrialTarget is where rules of
-	// both jump whose own target does not exist. No packet reaches any of them. Nothing protects
-	// them, because no glob matches a name that ends in -CANARY.
+	// TextChain is the chain for texts whose bytes canaryd wants to read. TrialChain is the
+	// chain for rules on trial. TrialTarget replaces a missing target of rules in both. No
+	// packet reaches any of them. Nothing protects them, because no glob matches a name that
+	// ends in -CANARY.
 	TextChain   = "KUBE-CANARYD-TEXT-CANARY"
 	TrialChain  = "KUBE-CANARYD-TRIAL-CANARY"
 	TrialTarget = "KUBE-CANARYD-TRIAL-TO-CANARY"
 )
 
-// taught are the bytes of rules that have only a text, by their Key.
+// taught are the bytes of rules that have only a text, by table and Key.
 type taught map[rules.TableID]map[rules.Key]taughtRule
 
-// A taughtRule is a text and the bytes that iptables-restore made of it.
+// A taughtRule is a text and the bytes that iptables-restore made from it.
 type taughtRule struct {
 	rule rules.Rule
 	raw  nft.Rule
 }
 
-// teach encodes the payload once more, where a script has rules that have a text and no bytes.
-// The bytes of a script that goes as text have to be known, too: else it could not be proved, and
-// would be written again and again. teach returns the genid that the batch goes with, and a
-// function that removes the chains of texts. The error is nft.ErrStale, also where rules that are
-// in force turned out to be those of the texts: the script would write them a second time.
+// teach encodes the payload once more if a script has rules with a text and no bytes. A script
+// that is written as text needs the bytes, too: else it could not be proved, and would be
+// written again and again. teach returns the batch, its genid, and a function that removes the
+// chains of texts. The error is nft.ErrStale, too, if rules in force turned out to have these
+// texts: the script would write them a second time.
 func (s *genidSession) teach(ctx context.Context, batch *directBatch, due Payload, genid uint64, anyway bool) (*directBatch, uint64, func(), error) {
 	known, trials, commits := taught{}, Payload{}, uint64(0)
 	lexicons, _ := s.kernel.source.(lexicons)
@@ -82,7 +82,7 @@ func (s *genidSession) teach(ctx context.Context, batch *directBatch, due Payloa
 	} else {
 		s.moved(moved)
 	}
-	for id, list := range known { // without anyway the genid shows that no other process wrote to the chain of texts
+	for id, list := range known { // without anyway, the genid shows that all are canaryd's
 		for _, t := range list {
 			if named, err := nameSets(t.raw, s.kernel.sets.name); err == nil {
 				err = lexicons.name(id.Family, named, t.rule)
@@ -99,7 +99,7 @@ func (s *genidSession) teach(ctx context.Context, batch *directBatch, due Payloa
 	return batch, now, end, nil
 }
 
-// left returns the scripts that the batch does not have.
+// left returns the scripts that are not in the batch.
 func (b *directBatch) left() Payload {
 	if b == nil {
 		return nil
@@ -107,24 +107,24 @@ func (b *directBatch) left() Payload {
 	return b.result.left
 }
 
-// goesAsText reports whether a script is to be written as text, whatever is known of its rules. The
+// goesAsText reports whether a script must be written as text, even if its bytes are known. The
 // chains of texts are deleted directly.
 func (k *Kernel) goesAsText(script *Script) bool {
 	return script.AsText || k.cfg.Replay == ReplayText && script.textless() == nil && !script.removesTexts()
 }
 
-// removesTexts reports whether the script does nothing but delete chains of texts.
+// removesTexts reports whether the script only deletes chains of texts.
 func (s *Script) removesTexts() bool {
 	others := func(s Step) bool { return s.Chain != TextChain && s.Chain != TrialTarget }
 	return len(s.Declare) == 0 && len(s.Steps) > 0 && !slices.ContainsFunc(s.Steps, others)
 }
 
-// lacksBytes reports whether a rule of the script has no bytes that can be written.
+// lacksBytes reports whether a rule of the script has no writable bytes.
 func (k *Kernel) lacksBytes(family rules.Family, script *Script) bool {
 	return slices.ContainsFunc(script.Steps, func(s Step) bool { return s.Rule != (rules.Rule{}) && !k.hasBytes(family, s.Rule) })
 }
 
-// endTrials deletes the chains of texts, as far as they exist.
+// endTrials deletes the chains of texts that exist.
 func (s *genidSession) endTrials(ctx context.Context, trials Payload) {
 	for family, scripts := range trials {
 		for _, script := range scripts {
@@ -137,7 +137,8 @@ func (s *genidSession) endTrials(ctx context.Context, trials Payload) {
 				s.moved(r.moved)
 				continue
 			}
-			// Another process commits all the time: what moved by whom is not known any more.
+			// Another process commits all the time, and canaryd no longer knows the share of
+			// each.
 			clear(s.noted)
 			s.kernel.sendDirectly(s.kernel.encode(one), one, nft.NoGuard, nil)
 		}
@@ -187,7 +188,7 @@ func (k *Kernel) bytesOf(ctx context.Context, family rules.Family, script *Scrip
 	return learned, err
 }
 
-// hasBytes reports whether bytes of the rule are known that make it again.
+// hasBytes reports whether bytes are known that make the rule again.
 func (k *Kernel) hasBytes(family rules.Family, r rules.Rule) bool {
 	raw, known := k.source.raw(family, r, nil)
 	if !known {
@@ -197,11 +198,10 @@ func (k *Kernel) hasBytes(family rules.Family, r rules.Rule) bool {
 	return err == nil
 }
 
-// jumpPath is where a rule's expressions name the chain that it leads to.
+// jumpPath is the path to the name of the target chain in a rule's expressions.
 var jumpPath = []uint16{unix.NFTA_LIST_ELEM, unix.NFTA_EXPR_DATA, unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VERDICT, unix.NFTA_VERDICT_CHAIN}
 
-// retargeted returns attributes with the trial's target, which stands at that path, replaced by a
-// chain.
+// retargeted returns attributes with the trial's target at that path replaced by a chain.
 func retargeted(list []byte, chain string, path ...uint16) []byte {
 	var out []byte
 	for rest := list; len(rest) > 0; {

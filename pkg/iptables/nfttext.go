@@ -29,7 +29,7 @@ type tableText struct {
 	view  tableView
 }
 
-// table returns a table, which it begins if there is none.
+// table returns a table, and begins it if there is none.
 func (f *familyText) table(name rules.TableName) *tableText {
 	t := f.tables[name]
 	if t == nil {
@@ -39,7 +39,7 @@ func (f *familyText) table(name rules.TableName) *tableText {
 	return t
 }
 
-// shown returns the rules of a chain that the next Snapshot shows.
+// shown returns the rules that the next Snapshot shows of a chain.
 func (t *tableText) shown(chain string) []rules.Rule {
 	if fresh, changed := t.fresh[chain]; changed {
 		return fresh
@@ -65,7 +65,7 @@ func (f *familyText) Reshaped(table, chain string) {
 	}
 }
 
-// reshapedTable notes that any chain of a table may be another one.
+// reshapedTable notes that any chain of a table may have changed.
 func (f *familyText) reshapedTable(table string) {
 	if !slices.Contains(f.raw.Tables(), table) {
 		delete(f.tables, table)
@@ -78,8 +78,8 @@ func (f *familyText) reshapedTable(table string) {
 	})
 }
 
-// Took implements nft.MirrorView. The same bytes may have another text than before:
-// iptables-restore was made to write it meanwhile.
+// Took implements nft.MirrorView. The same bytes may have another text than before, because
+// iptables-restore wrote that text meanwhile.
 func (f *familyText) Took(p Place, now nft.Content, same bool) {
 	t := f.table(p.Table)
 	if now.LeftOut {
@@ -95,7 +95,7 @@ func (f *familyText) Took(p Place, now nft.Content, same bool) {
 	t.fresh[p.Chain] = f.shared(p, found)
 }
 
-// shared returns found, or the same rules as the shelf has them in memory.
+// shared returns found, or the shelf's copy of the same rules.
 func (f *familyText) shared(p Place, found []rules.Rule) []rules.Rule {
 	if earlier := f.shelf.chain(f.family, p); earlier != nil && slices.Equal(found, earlier.Rules) {
 		return earlier.Rules
@@ -103,7 +103,7 @@ func (f *familyText) shared(p Place, found []rules.Rule) []rules.Rule {
 	return found
 }
 
-// fit returns how a chain fits its name; see hookFit. In a dormant table no built-in chain does.
+// fit returns how a chain fits its name; see hookFit. In a dormant table no built-in chain fits.
 func (f *familyText) fit(p Place, c *nft.MirrorChain) hookFit {
 	fit := fitOf(p, c.Base)
 	if fit != stranger && rules.Builtin(p.Table, p.Chain) && f.raw.Dormant(p.Table) {
@@ -112,15 +112,15 @@ func (f *familyText) fit(p Place, c *nft.MirrorChain) hookFit {
 	return fit
 }
 
-// forgetUnused drops rules from the lexicon that no chain has held for long.
+// forgetUnused drops rules from the lexicon that no chain has had for long.
 func (f *familyText) forgetUnused() {
 	if f.lexicon.crowded() {
 		f.raw.Purge(f.lexicon.forget)
 	}
 }
 
-// reveal shows the texts of rules that were shown as opaque, and that iptables-restore was made to
-// write meanwhile. A rule that has a text keeps it: two texts may make the same bytes.
+// reveal shows the texts of opaque rules that iptables-restore wrote meanwhile. A rule with a
+// text keeps it: two texts may make the same bytes.
 func (f *familyText) reveal() {
 	now := f.lexicon.revealed.Load()
 	if now == f.revealed {
@@ -131,7 +131,7 @@ func (f *familyText) reveal() {
 		t := f.table(name)
 		for _, chain := range f.raw.Chains(name) {
 			shown, found := t.shown(chain), f.lexicon.texts(f.raw.Chain(Place{Table: name, Chain: chain}).IDs)
-			if len(found) != len(shown) { // it is left out
+			if len(found) != len(shown) { // left out
 				continue
 			}
 			changed := false

@@ -12,28 +12,27 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// This file asks again for what a probe has seen before. A probe reads a chain
-// with a dump, which is three system calls; 18 chains took 500 µs (2 cores,
-// busy). Whether a rule that is known by its handle still stands is one message
-// each way, and as many as one likes go into one datagram: 60 µs for the same
-// 18 chains.
+// This file repeats the questions of an earlier probe cheaply. A probe reads a chain with a
+// dump, which is three system calls; 18 chains took 500 µs (2 cores, busy). The question for a
+// rule by its handle is one message each way. Any number of them fits into one datagram: 60 µs
+// for the same 18 chains.
 //
-// A handle proves nothing: a restored table counts them from 1 again. It only
-// says where to look; what counts is that the rule there has the same content.
+// A handle proves nothing, because a restored table counts handles from 1 again. It only says
+// where to look. The rule there must have the same content.
 
-// An nftMemory is what the last probe of each place saw, if no process committed
-// meanwhile. Its methods may be called concurrently.
+// An nftMemory is the result of the last probe of each place, if no process committed meanwhile.
+// Its methods may be called concurrently.
 type nftMemory struct {
 	mu   sync.Mutex
 	seen map[rules.Family]map[Place]nftSeen
 }
 
-// An nftSeen is one chain as a probe saw it.
+// An nftSeen is the result of a probe for one chain.
 type nftSeen struct {
 	use     uint32 // rules in the chain, and jumps to it
 	marks   []nftMark
 	holding Holding
-	ask     []nft.Question // whether it is still so
+	ask     []nft.Question // the questions whether it is unchanged
 }
 
 // An nftMark is a rule whose comment is part of the Holding.
@@ -44,7 +43,7 @@ type nftMark struct {
 
 func newNFTMemory() *nftMemory { return &nftMemory{seen: map[rules.Family]map[Place]nftSeen{}} }
 
-// recall returns what is known of all the places, or false.
+// recall returns the last results for all places, or false.
 func (m *nftMemory) recall(family rules.Family, places []Place) ([]nftSeen, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -69,14 +68,14 @@ func (m *nftMemory) remember(family rules.Family, seen map[Place]nftSeen) {
 	if m.seen[family] == nil {
 		m.seen[family] = map[Place]nftSeen{}
 	}
-	maps.Copy(m.seen[family], seen) // a probe of some places forgets none of the others
+	maps.Copy(m.seen[family], seen) // a probe of some places keeps the others
 }
 
-// errOther: something is not as it was remembered.
+// errOther: something differs from the last probe.
 var errOther = errors.New("not as it was")
 
-// probeUnchanged probes the places if they all are as they were when they were probed
-// before. Everything else is an error, and nothing is known then.
+// probeUnchanged probes the places, if all are unchanged since their last probe. Otherwise it
+// returns an error and no result.
 func (r nftReader) probeUnchanged(family rules.Family, places []Place) (Probed, error) {
 	known, ok := r.memory.recall(family, places)
 	if !ok {
@@ -101,7 +100,7 @@ func (r nftReader) probeUnchanged(family rules.Family, places []Place) (Probed, 
 	return probed, nil
 }
 
-// askUse asks for the number of rules in a chain and of jumps to it.
+// askUse returns the question for the number of rules in a chain and of jumps to it.
 func askUse(place Place, check func(use uint32) error) nft.Question {
 	return nft.Question{
 		Ask: unix.NFT_MSG_GETCHAIN, Want: unix.NFT_MSG_NEWCHAIN,
@@ -116,7 +115,7 @@ func askUse(place Place, check func(use uint32) error) nft.Question {
 	}
 }
 
-// questions asks whether the chain still holds as many rules, and the marks.
+// questions returns the questions whether the chain still has as many rules, and the marks.
 func (s nftSeen) questions(place Place) []nft.Question {
 	table := nft.StringAttr{Kind: unix.NFTA_RULE_TABLE, Value: place.Table}
 	all := []nft.Question{askUse(place, func(use uint32) error {
@@ -133,7 +132,7 @@ func (s nftSeen) questions(place Place) []nft.Question {
 	return all
 }
 
-// check reports whether the answer is the rule that is remembered.
+// check reports whether the answer is the remembered rule.
 func (m nftMark) check(data []byte) error {
 	got, err := nft.ParseRule(data)
 	if err != nil {

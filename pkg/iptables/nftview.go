@@ -7,16 +7,16 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A tableView is a mirrored table as Snapshots show it. It is kept from one
-// Snapshot to the next: at 5,000 services it takes ten times as long to build as
-// what changed takes to read. The zero value is a table to be built.
+// A tableView is a mirrored table as Snapshots show it. It lasts from one Snapshot to the next:
+// at 5,000 services it takes ten times as long to build as to read the changes. The zero value
+// is a table to be built.
 type tableView struct {
-	ready    *rules.Table // as it was last shown; never changed in place
-	reshaped bool         // other chains exist than in ready
+	ready    *rules.Table // as last shown; never changed in place
+	reshaped bool         // the set of chains differs from ready's
 	order    []string     // the names of the user's chains, sorted; nil if not known
 }
 
-// added notes that a chain of the user's exists that did not.
+// added notes a new user's chain.
 func (v *tableView) added(chain string) {
 	v.reshaped = true
 	if at, found := slices.BinarySearch(v.order, chain); v.order != nil && !found {
@@ -24,7 +24,7 @@ func (v *tableView) added(chain string) {
 	}
 }
 
-// removed notes that a chain exists no more.
+// removed notes that a chain was deleted.
 func (v *tableView) removed(chain string) {
 	v.reshaped = true
 	if at, found := slices.BinarySearch(v.order, chain); found {
@@ -47,13 +47,13 @@ func (f *familyText) show(name rules.TableName, t *tableText) *rules.Table {
 	}
 	v.reshaped = false
 	if len(t.fresh) > 0 {
-		t.fresh = map[string][]rules.Rule{} // it may have been large
+		t.fresh = map[string][]rules.Rule{} // the map may have been large
 	}
 	return v.ready
 }
 
-// build builds a table. Chains stand as iptables-save prints them: the built-in ones, those that do
-// not exist too, and the user's by name.
+// build builds a table in the order of iptables-save: first all built-in chains, even missing
+// ones, then the user's by name.
 func (f *familyText) build(name rules.TableName, t *tableText) *rules.Table {
 	v := &t.view
 	if v.order == nil {
@@ -76,13 +76,13 @@ func (f *familyText) build(name rules.TableName, t *tableText) *rules.Table {
 	return built
 }
 
-// showChain returns a chain as iptables-save prints it. One that iptables cannot print because of
-// its priority is shown with its rules; see shifted.
+// showChain returns a chain as iptables-save prints it. A chain that iptables cannot print
+// because of its priority is shown with its rules; see shifted.
 func (f *familyText) showChain(table rules.TableName, t *tableText, name string) rules.Chain {
 	p := Place{Table: table, Chain: name}
 	c := f.raw.Chain(p)
 	if c == nil || f.fit(p, c) == misfit {
-		return rules.Chain{Name: name, Policy: "ACCEPT"} // built-in, and not there
+		return rules.Chain{Name: name, Policy: "ACCEPT"} // built-in, and missing or a misfit
 	}
 	chain := rules.Chain{Name: name}
 	if fresh, ok := t.fresh[name]; ok {
@@ -96,7 +96,7 @@ func (f *familyText) showChain(table rules.TableName, t *tableText, name string)
 	return chain
 }
 
-// policyOf returns what iptables calls the policy of a chain with a built-in chain's name.
+// policyOf returns iptables' name for the policy of a chain with a built-in chain's name.
 func policyOf(c *nft.MirrorChain) string {
 	if c.Base.Policy == nfAccept {
 		return "ACCEPT"

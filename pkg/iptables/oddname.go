@@ -8,12 +8,12 @@ import (
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
-// This file finds names in the bytes of rules that iptables prints as they are, without quotes,
-// and would read back as something else: a name with a space in it is two words. extensions.go says
-// where the names are.
+// This file finds names in the bytes of rules that iptables prints without quotes and would read
+// back differently. A name with a space in it is two words. extensions.go has the offsets of the
+// names.
 
-// oddExtension returns why a rule with such an extension has no text that may be written back, or
-// nothing.
+// oddExtension returns the reason why a rule with this extension has no text that may be written
+// back, or "".
 func oddExtension(name string, revision byte, data []byte) string {
 	texts, known := extensions[name]
 	if !known {
@@ -41,8 +41,8 @@ func oddExtension(name string, revision byte, data []byte) string {
 	return ""
 }
 
-// oddShift checks the target CONNMARK (struct xt_connmark_tginfo2): of a shift by 0 to the right
-// iptables prints nothing, as of none.
+// oddShift checks the target CONNMARK (struct xt_connmark_tginfo2). iptables prints nothing for
+// a shift by 0 to the right, as for no shift.
 func oddShift(data []byte) string {
 	const rightAt, bitsAt = 12, 13
 	if len(data) > bitsAt && data[rightAt] != 0 && data[bitsAt] == 0 {
@@ -51,8 +51,7 @@ func oddShift(data []byte) string {
 	return ""
 }
 
-// oddName returns why a name that is printed without quotes reads back as another one, or
-// nothing.
+// oddName returns the reason why a name without quotes reads back as another one, or "".
 func oddName(name string) string {
 	switch {
 	case strings.ContainsFunc(name, func(c rune) bool { return c <= ' ' || c == 0x7f }):
@@ -67,8 +66,9 @@ func oddName(name string) string {
 
 func isControl(c rune) bool { return c < ' ' && c != '\t' || c == 0x7f }
 
-// oddPattern checks the match "string" (struct xt_string_info): iptables prints a pattern in
-// quotes and escapes the quotes in it, but no backslash (print_string in libxt_string.c of 1.8.9).
+// oddPattern checks the match "string" (struct xt_string_info). iptables prints a pattern in
+// quotes and escapes the quotes in it, but no backslash (print_string in libxt_string.c of
+// 1.8.9).
 func oddPattern(data []byte) string {
 	const patternAt, lengthAt = 20, 148
 	if len(data) <= lengthAt {
@@ -85,8 +85,8 @@ func oddPattern(data []byte) string {
 	return ""
 }
 
-// oddRun looks for text with a space or a quote in the data of an extension that is not known. It
-// takes three characters for a text, and addresses are four: where in doubt the rule is odd.
+// oddRun looks for text with a space or a quote in the data of an unknown extension. Three
+// characters count as a text although addresses have four bytes: in doubt, the rule is odd.
 func oddRun(name string, data []byte) string {
 	const least = 3
 	for len(data) > 0 {

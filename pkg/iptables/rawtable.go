@@ -8,13 +8,13 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// ErrNoRaw: the Kernel knows no tables as nf_tables' own objects, as on the legacy backend.
+// ErrNoRaw: the Kernel has no nf_tables objects for its tables, as on the legacy backend.
 var ErrNoRaw = errors.New("the tables are not known as objects of nf_tables")
 
-// RawTable brings the mirror of a family up to date, and lets use see a table as raw objects. It
-// costs what changed since the last read, and executes nothing. What use gets is valid until it
-// returns; other reads wait for it. A table that does not exist has no chains. The error is
-// ErrNoRaw, one of the read, or use's.
+// RawTable updates the mirror of a family, and passes a table to use as raw objects. It costs in
+// proportion to the changes since the last read, and executes nothing. The table is valid until
+// use returns; other reads wait meanwhile. A missing table has no chains. The error is ErrNoRaw,
+// the read's, or use's.
 func (k *Kernel) RawTable(ctx context.Context, id tableid.TableID, use func(nft.RawTable) error) error {
 	if k.mirror == nil || k.mirror.families[id.Family] == nil || tableName(id.Name) == "" {
 		return ErrNoRaw
@@ -38,16 +38,17 @@ func (k *Kernel) RawTable(ctx context.Context, id tableid.TableID, use func(nft.
 	return use(raw)
 }
 
-// bytes returns a rule as nf_tables holds it, in room as far as that suffices.
+// bytes returns a rule as nf_tables stores it, in room as far as that suffices.
 func (l *lexicon) bytes(id nft.RuleID, room []byte) nft.Rule {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	return l.store.Rule(id, room)
 }
 
-// Unheard calls write, which sends one transaction of canaryd's own into a table that the Kernel
-// does not mirror, while canaryd does not listen: the kernel would send each listener a message
-// for every object. If another process commits meanwhile, the next read asks for everything.
+// Unheard calls write while canaryd does not listen to commits. write sends one transaction of
+// canaryd's own into a table that the Kernel does not mirror. The kernel would send each
+// listener a message for every object. If another process commits meanwhile, the next read reads
+// everything.
 func (k *Kernel) Unheard(write func() error) error {
 	if k.mirror == nil {
 		return write()

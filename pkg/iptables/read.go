@@ -11,18 +11,17 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// Read returns what the family's tables hold. On nft it asks nf_tables for what
-// changed since the last Read (see mirror), and executes iptables for the text of
-// rules that it has not met before and cannot spell. Without iptables these are opaque.
-// Chains and tables that did not change are those of the last Snapshot, so that they
-// can be compared by their addresses.
+// Read returns the content of the family's tables. On nft it reads only the changes since the
+// last Read (see mirror). It executes iptables for the texts of new rules that it cannot spell.
+// Without iptables these rules are opaque. Unchanged chains and tables are those of the last
+// Snapshot, so that callers can compare them by address.
 //
-// On legacy it asks x_tables for everything, and executes iptables-save only if
-// there are rules of which no Session has learned the text.
+// On legacy it reads everything from x_tables, and executes iptables-save only for rules whose
+// text no Session has learned.
 //
-// A table that exists in the kernel but that iptables cannot print is Unreadable,
-// never absent. Every other failure (privileges, the deadline, another exit code, a
-// text that cannot be parsed) is an error. It may be called concurrently.
+// A table that exists in the kernel but that iptables cannot print is Unreadable, never absent.
+// Every other failure (privileges, the deadline, another exit code, a text that cannot be
+// parsed) is an error. Read may be called concurrently.
 func (k *Kernel) Read(ctx context.Context, family rules.Family) (Snapshot, error) {
 	if err := k.ready(ctx, family); err != nil {
 		return Snapshot{}, err
@@ -42,12 +41,11 @@ func (k *Kernel) walk(ctx context.Context, family rules.Family) (xtFamily, error
 	return k.reader.(xtReader).read(ctx, family, k.words[family], k.budgets[family])
 }
 
-// spell returns what was walked as a Snapshot. What it executes for that is learned
-// if the xtables lock is held: without it, rules could come and go between two
-// walks that are the same.
+// spell returns the walked family as a Snapshot. It learns printed texts only if the xtables
+// lock is held. Without the lock, the rules could change and change back between two walks.
 func (k *Kernel) spell(ctx context.Context, family rules.Family, seen xtFamily, locked bool) (Snapshot, error) {
 	words := k.words[family]
-	if k.budgets[family].shed() { // in these is the text of rules that are left out by now
+	if k.budgets[family].shed() { // the shelf and words have texts of rules that are left out by now
 		k.shelf.drop(family)
 		defer words.purge(words.second())
 	}
@@ -58,8 +56,8 @@ func (k *Kernel) spell(ctx context.Context, family rules.Family, seen xtFamily, 
 	return k.spellOut(ctx, family, seen, locked)
 }
 
-// save executes iptables-save and returns what it prints, without the rules of chains that are left
-// out. It parses the text while it is printed, so that it is nowhere kept as a whole.
+// save executes iptables-save and returns the parsed output, without the rules of chains that
+// are left out. It parses during the output, so that the text is nowhere kept as a whole.
 func (k *Kernel) save(ctx context.Context, family rules.Family) (rules.Ruleset, map[rules.TableName]error, error) {
 	out := k.budgets[family].places()
 	left := func(t rules.TableName, chain string, _ int) bool { return out[Place{Table: t, Chain: chain}] }
@@ -74,8 +72,7 @@ func (k *Kernel) save(ctx context.Context, family rules.Family) (rules.Ruleset, 
 	go func() {
 		var err error
 		set, unreadable, err = rules.ParseSome(text, k.shelf.known(family), left)
-		// The child is let print to its end: its exit code is the better
-		// reason.
+		// The child may print to its end, because its exit code is the better reason.
 		_, drainErr := io.Copy(io.Discard, text)
 		parsed <- errors.Join(err, drainErr)
 	}()

@@ -6,19 +6,19 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A reader asks what one backend's tables hold, without creating anything.
-// Its methods may be called concurrently.
+// A reader reads one backend's tables, without creating anything. Its methods may be called
+// concurrently.
 type reader interface {
 	stamp(ctx context.Context, family rules.Family) (Stamp, error)
 	probe(ctx context.Context, family rules.Family, places []Place) (Probed, error)
-	// digest returns what probe would put into Probed.Digest.
+	// digest returns the value that probe would put into Probed.Digest.
 	digest(ctx context.Context, family rules.Family) (uint64, error)
 	close() error
 }
 
-// Stamp returns a cheap fingerprint of what the family's tables hold: on nft
-// the genid, which is exact; on legacy the shape of each table that exists, and
-// a hash over all of them. It creates nothing. It may be called concurrently.
+// Stamp returns a cheap fingerprint of the family's tables. On nft it is the genid, which is
+// exact. On legacy it has the shape of each existing table, and a hash over all of them. It
+// creates nothing. It may be called concurrently.
 func (k *Kernel) Stamp(ctx context.Context, family rules.Family) (Stamp, error) {
 	if err := k.ready(ctx, family); err != nil {
 		return Stamp{}, err
@@ -26,9 +26,8 @@ func (k *Kernel) Stamp(ctx context.Context, family rules.Family) (Stamp, error) 
 	return k.reader.stamp(ctx, family)
 }
 
-// Probe looks at the given places and digests the family. A place that cannot
-// be read is an error, never "missing". It creates nothing. It may be called
-// concurrently.
+// Probe looks at the given places and digests the family. An unreadable place is an error, never
+// "missing". It creates nothing. It may be called concurrently.
 func (k *Kernel) Probe(ctx context.Context, family rules.Family, places []Place) (Probed, error) {
 	if err := k.ready(ctx, family); err != nil {
 		return Probed{}, err
@@ -36,9 +35,8 @@ func (k *Kernel) Probe(ctx context.Context, family rules.Family, places []Place)
 	return k.reader.probe(ctx, family, places)
 }
 
-// ProbeOnly is Probe of the places alone: on legacy it walks their tables and no
-// others, so that it says nothing of the family as a whole, and has no digest. It may
-// be called concurrently.
+// ProbeOnly is Probe of the places alone. On legacy it walks only their tables, so that it has
+// no digest of the whole family. It may be called concurrently.
 func (k *Kernel) ProbeOnly(ctx context.Context, family rules.Family, places []Place) (Probed, error) {
 	if err := k.ready(ctx, family); err != nil {
 		return Probed{}, err
@@ -50,7 +48,7 @@ func (k *Kernel) ProbeOnly(ctx context.Context, family rules.Family, places []Pl
 	return k.reader.probe(ctx, family, places)
 }
 
-// ready refuses a family that is not open, and work for a context that ended.
+// ready returns an error for a family that is not open, or a context that ended.
 func (k *Kernel) ready(ctx context.Context, family rules.Family) error {
 	if _, ok := k.tools[family]; !ok {
 		return k.noFamily(family)

@@ -11,12 +11,11 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// restore feeds input to one "iptables-restore --noflush". Once started it
-// runs on its own deadline and not on ctx: a restore that is killed half-way
-// leaves some tables written and others not.
+// restore feeds input to one "iptables-restore --noflush". After its start it has its own
+// deadline and ignores ctx: a killed restore leaves some tables written and others not.
 //
-// -w is always given: without it legacy 1.8.9 waits for ever, here for one of
-// our own children that share the private lock.
+// It always passes -w. Without it, legacy 1.8.9 waits for ever for the private lock, which
+// another child of canaryd may hold.
 func (k *Kernel) restore(ctx context.Context, family rules.Family, input io.WriterTo) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -39,7 +38,7 @@ func (k *Kernel) restore(ctx context.Context, family rules.Family, input io.Writ
 		started: k.children.note,
 	}.run(context.WithoutCancel(ctx))
 	if err == nil && res.exit == 0 && len(res.stdout) > 0 {
-		// It took a rule's word for -h, -V or -L, and wrote nothing from there on.
+		// It mistook a rule's word for -h, -V or -L, and wrote nothing from there on.
 		text := "it ended with 0, but printed something instead of writing: " + firstLines(res.stdout)
 		return &RestoreError{Program: filepath.Base(path), Reason: ReasonParse, Stderr: text}
 	}
@@ -52,7 +51,7 @@ func (k *Kernel) restore(ctx context.Context, family rules.Family, input io.Writ
 	return Refusal(filepath.Base(path), res.exit, res.stderr)
 }
 
-// Refusal returns what a program's exit code and last words mean.
+// Refusal returns the meaning of a program's exit code and last words.
 func Refusal(program string, exit int, stderr []byte) *RestoreError {
 	reason, line := classify(string(stderr))
 	return &RestoreError{Program: program, Exit: exit, Reason: reason, Line: line, Stderr: firstLines(stderr)}
@@ -62,7 +61,7 @@ func (k *Kernel) waitSeconds() string {
 	return strconv.Itoa(max(1, int(k.cfg.LockWait.Round(time.Second)/time.Second)))
 }
 
-// Scripts are the text that one iptables-restore reads.
+// Scripts are the input of one iptables-restore.
 type Scripts []Script
 
 // WriteTo implements io.WriterTo.
@@ -78,8 +77,8 @@ func (t Scripts) WriteTo(out io.Writer) (int64, error) {
 	return written, nil
 }
 
-// checkText refuses scripts with a rule that has no text: it could not be written by its bytes, and
-// nothing of the scripts is written.
+// checkText refuses scripts that contain a rule without a text. Such a rule could not be written
+// by its bytes, and nothing of the scripts is written.
 func (t Scripts) checkText(program string) *RestoreError {
 	for i := range t {
 		if s := t[i].textless(); s != nil {
@@ -90,7 +89,7 @@ func (t Scripts) checkText(program string) *RestoreError {
 	return nil
 }
 
-// textless returns the first step that names a rule without a text, nil if there is none.
+// textless returns the first step whose rule has no text, nil if there is none.
 func (s *Script) textless() *Step {
 	for i := range s.Steps {
 		step := &s.Steps[i]
@@ -101,11 +100,10 @@ func (s *Script) textless() *Step {
 	return nil
 }
 
-// commits counts the scripts that write anything. On nft each of them is
-// exactly one commit: iptables-nft-restore sends one batch at each COMMIT
-// line, and none if there is nothing in it (1.8.9). A script that only
-// declares an empty chain which is empty already makes no commit either, so
-// the count is an upper bound.
+// commits counts the scripts that write anything. On nft each of them is at most one commit.
+// iptables-nft-restore sends one batch at each COMMIT line, and none if there is nothing in it
+// (1.8.9). A script that only declares chains that are empty already makes no commit, so the
+// count is an upper bound.
 func (t Scripts) commits() uint32 {
 	var n uint32
 	for i := range t {

@@ -6,24 +6,25 @@ import (
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
-// A Rider is what another realm adds to a transaction of iptables' tables: the kernel takes all of
-// it or none. Its messages stand before those of the tables: for each set that belongs to a rule
-// the kernel walks all that the transaction did before (nft_set_trans_bind).
+// A Rider is another realm's addition to a transaction of iptables' tables: the kernel accepts
+// both or none. Its messages are in front of the tables' messages. For each set that belongs to
+// a rule, the kernel walks all earlier messages of the transaction (nft_set_trans_bind).
 type Rider struct {
-	// Genid is the ruleset's counter at the read that the messages rest on. A transaction of
-	// another genid goes without them.
+	// Genid is the ruleset's counter at the read behind the messages. A transaction of another
+	// genid is sent without them.
 	Genid uint32
-	// Append writes the messages; after an error nothing of them is sent.
+	// Append writes the messages. After an error none of them is sent.
 	Append func(*nft.Batch) error
-	// Sent is called with the kernel's answer: nil if it took the messages, nft.ErrStale, or why
-	// the transaction went without them. It is not called if none was sent with them.
+	// Sent is called with the kernel's answer: nil if it accepted the messages, nft.ErrStale, or
+	// the reason why the transaction was sent without them. It is not called if no transaction
+	// was sent with them.
 	Sent func(error)
 }
 
-// send sends what is encoded, and the rider with it, if there is one. Where the kernel refuses a
-// message of the rider's, or does not say of which message it complains, the tables are sent once
-// more without it. A refusal of the tables' own messages costs the rider its place, too: what
-// becomes of the tables is decided without it.
+// send sends the encoded tables, with the rider if there is one. The tables are sent once more
+// without the rider if the kernel refuses a message of the rider, or does not name the refused
+// message. If the kernel refuses a message of the tables, the rider is dropped, too: the caller
+// decides about the tables without it.
 func (w *directWriter) send(rider *Rider, send func(*nft.Batch) error) error {
 	if rider != nil {
 		part := w.batch.Part(0)

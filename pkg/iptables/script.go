@@ -10,24 +10,23 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A Payload is what one Restore writes: for each family the scripts of its
-// tables, in the order in which the tables are written. A family that is not
-// in it is left alone.
+// A Payload is the content of one Restore: for each family the scripts of its tables, in the
+// order in which they are written. Restore does not touch other families.
 type Payload map[rules.Family][]Script
 
-// A Script is what is done to one table, all of it or nothing. It means what
-// its text means to "iptables-restore --noflush": see WriteTo.
+// A Script is the change of one table, which is done completely or not at all. It has the
+// meaning of its text for "iptables-restore --noflush": see WriteTo.
 type Script struct {
 	Table rules.TableName
-	// Declare are chains of the user's that are created, or emptied if they
-	// exist, before the first Step. Their order means nothing.
+	// Declare are user's chains that are created, or emptied if they exist, before the first
+	// Step. Their order has no meaning.
 	Declare []string
 	Steps   []Step
-	// AsText has iptables-restore write the script even where its bytes are known.
+	// AsText has iptables-restore write the script even if its bytes are known.
 	AsText bool
 }
 
-// A Verb is what a Step does, by the letter of iptables' command.
+// A Verb is the action of a Step, by the letter of iptables' command.
 type Verb byte
 
 // The verbs.
@@ -39,15 +38,13 @@ const (
 	Drop   Verb = 'X' // deletes the empty chain
 )
 
-// A Step is one command of a Script. One that cannot be done fails the whole
-// Script.
+// A Step is one command of a Script. A Step that cannot be done fails the whole Script.
 type Step struct {
 	Verb  Verb
 	Chain string
-	// Index is where Insert puts the rule (0 means at the top), or which
-	// rule Delete takes (0 means the first that means the same as Rule).
-	// It counts from 1 and is that of the moment: steps before it have been
-	// done.
+	// Index is the position at which Insert puts the rule (0 means at the top). For Delete it is
+	// the rule to remove (0 means the first with the same meaning as Rule). It counts from 1,
+	// after the earlier steps of the Script.
 	Index int
 	Rule  rules.Rule // of Append, Insert, and Delete without an Index
 }
@@ -57,9 +54,9 @@ func (s *Script) Empty() bool { return len(s.Declare) == 0 && len(s.Steps) == 0 
 
 // WriteTo writes the script as input of "iptables-restore --noflush".
 //
-// Chains are declared in descending order of their names, because
-// iptables-nft-restore inserts each into a sorted list, which it searches from
-// the top: 2.1 s instead of 7.4 s at 5,000 services (iptables 1.8.9).
+// WriteTo declares chains in descending order of their names. iptables-nft-restore inserts each
+// into a sorted list, which it searches from the top: 2.1 s instead of 7.4 s at 5,000 services
+// (iptables 1.8.9).
 func (s *Script) WriteTo(out io.Writer) (int64, error) {
 	w := scriptWriter{buf: bufio.NewWriterSize(out, 64<<10)}
 	w.words("*", string(s.Table), "\n")
@@ -78,7 +75,7 @@ func (s *Script) WriteTo(out io.Writer) (int64, error) {
 	return w.written, nil
 }
 
-// A scriptWriter counts what it writes. Errors stay in buf until its Flush.
+// A scriptWriter counts the written bytes. Errors stay in buf until its Flush.
 type scriptWriter struct {
 	buf     *bufio.Writer
 	written int64

@@ -8,9 +8,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// ParseScripts reads what Scripts.WriteTo writes: chains are declared before anything else, and
-// every table is committed. It is for callers that have a restore as text; canaryd composes its
-// own. Rules are not looked at: what iptables would refuse is in the scripts as it stands there.
+// ParseScripts reads the format of Scripts.WriteTo: chains are declared before anything else,
+// and every table is committed. It is for callers that have a restore as text; canaryd composes
+// its own. It does not check rules: the scripts contain even rules that iptables would refuse.
 func ParseScripts(text string) (Scripts, error) {
 	var scripts Scripts
 	for line := range strings.Lines(text) {

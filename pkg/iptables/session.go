@@ -14,9 +14,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// Begin begins a guarded read-and-write; see Session. On legacy it takes the
-// xtables lock and returns ErrLocked if another process keeps it for
-// Config.LockWait; on nft it never waits. The Session must be closed.
+// Begin begins a guarded read and write; see Session. On legacy it takes the xtables lock and
+// returns ErrLocked if another process keeps it for Config.LockWait. On nft it never waits. The
+// Session must be closed.
 func (k *Kernel) Begin(ctx context.Context) (Session, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -33,21 +33,21 @@ func (k *Kernel) Begin(ctx context.Context) (Session, error) {
 	return &contentSession{session: base, left: map[rules.Family]xtFamily{}}, nil
 }
 
-// ErrClosed is what a Session's methods return after its Close.
+// ErrClosed is the error of a Session's methods after its Close.
 var ErrClosed = errors.New("the session is closed")
 
-// A session is what both kinds share.
+// A session is the common part of both kinds of Session.
 type session struct {
 	kernel *Kernel
-	// noted is, for each family, the digest that its next Restore must find.
-	// A family that is not in it must be read first.
+	// noted has, for each family, the digest that its next Restore must find. A family without
+	// an entry must be read first.
 	noted  map[rules.Family]uint64
 	read   map[rules.Family]bool // which families were read before
 	lock   int                   // -1 if none is held
 	closed bool
 }
 
-// readBy reads a family by some function, and notes its digest.
+// readBy reads a family by the function read, and notes its digest.
 func (s *session) readBy(ctx context.Context, family rules.Family, read func(context.Context, rules.Family) (Snapshot, error)) (Snapshot, error) {
 	if s.closed {
 		return Snapshot{}, ErrClosed
@@ -101,16 +101,16 @@ func (s *session) guard(ctx context.Context, family rules.Family) (uint64, error
 	return got, nil
 }
 
-// A genidSession is guarded by nf_tables' genid, which counts every commit of
-// the network namespace, whichever family it is for.
+// A genidSession is guarded by nf_tables' genid, which counts every commit in the network
+// namespace, for any family.
 type genidSession struct {
 	session
 	ahead *encodedAhead // of the next Restore; nil if it was not prepared
-	rider *Rider        // of the next Restore; nil if none rides
+	rider *Rider        // of the next Restore; nil if there is none
 }
 
-// Read implements Session. The genid costs nothing to ask for once more, so
-// what was written while the read went on is noticed too.
+// Read implements Session. The genid is cheap enough to read it once more, which shows writes
+// during this Read.
 func (s *genidSession) Read(ctx context.Context, family rules.Family) (Snapshot, error) {
 	snapshot, err := s.readBy(ctx, family, s.kernel.Read)
 	if err != nil {
@@ -130,8 +130,8 @@ func (s *genidSession) Writes(rule rules.Rule) bool {
 	return !opaque || rule.HasBytes()
 }
 
-// Prepare implements Session. What it encodes is of the state that was read: if
-// another process commits meanwhile, Restore finds it stale.
+// Prepare implements Session. It encodes for the state that was read. If another process commits
+// meanwhile, Restore finds that out.
 func (s *genidSession) Prepare(_ context.Context, payloads ...Payload) {
 	s.ahead.stop()
 	s.ahead = s.kernel.encodeAhead(payloads)
@@ -140,7 +140,7 @@ func (s *genidSession) Prepare(_ context.Context, payloads ...Payload) {
 
 // Carry implements Session.
 func (s *genidSession) Carry(r *Rider) {
-	copied := *r // its genid follows our own commits
+	copied := *r // its genid follows canaryd's own commits
 	s.rider = &copied
 }
 
@@ -166,8 +166,8 @@ func (s *genidSession) RestoreAnyway(ctx context.Context, payloads ...Payload) m
 	return written
 }
 
-// writeAll writes one payload after the other. Each is encoded while the kernel
-// works off the one before, if that was not done ahead.
+// writeAll writes one payload after the other. Each is encoded while the kernel handles the one
+// before, unless Prepare did it.
 func (s *genidSession) writeAll(ctx context.Context, payloads []Payload, anyway bool) map[rules.Family]Written {
 	ahead := s.ahead
 	s.ahead = nil
@@ -180,17 +180,17 @@ func (s *genidSession) writeAll(ctx context.Context, payloads []Payload, anyway 
 	return EachStage(payloads, func(stage int, payload Payload) map[rules.Family]Written {
 		encode := func(due Payload) *directBatch { return ahead.batch(stage, due) }
 		if anyway {
-			// What was encoded ahead may name rules that are gone, and the genid of now
-			// would let it pass.
+			// A batch that was encoded ahead may name rules that were deleted meanwhile, and the
+			// current genid would not show that.
 			encode = s.kernel.encode
 		}
 		return s.write(ctx, payload, encode, !anyway && stage == len(payloads)-1, anyway)
 	})
 }
 
-// write writes what can be written directly of all families, in one
-// transaction, and then each family's rest as text. rides lets the rider go with the
-// transaction; anyway is without regard to what was written since the read.
+// write writes the directly writable part of all families in one transaction, and then each
+// family's rest as text. rides lets the rider join the transaction. anyway ignores writes since
+// the read.
 func (s *genidSession) write(ctx context.Context, payload Payload, encode func(Payload) *directBatch, rides, anyway bool) map[rules.Family]Written {
 	written, due := make(map[rules.Family]Written, len(payload)), Payload{}
 	var genid uint64
@@ -201,8 +201,8 @@ func (s *genidSession) write(ctx context.Context, payload Payload, encode func(P
 			continue
 		}
 		if len(due) == 0 {
-			// If a process commits before the next family's check, this
-			// family is stale, and the batch with it.
+			// If a process commits before the next family's check, this family is stale, and so
+			// is the batch.
 			genid = before
 		}
 		due[family] = payload[family]
@@ -244,7 +244,7 @@ func (s *genidSession) write(ctx context.Context, payload Payload, encode func(P
 	return written
 }
 
-// check returns the genid if it is the noted one, or anyway, which notes it.
+// check returns the genid if it is the noted one. With anyway it notes the current one.
 func (s *genidSession) check(ctx context.Context, family rules.Family, anyway bool) (uint64, error) {
 	if !anyway {
 		return s.guard(ctx, family)
@@ -256,16 +256,15 @@ func (s *genidSession) check(ctx context.Context, family rules.Family, anyway bo
 	return now, err
 }
 
-// writeDirectly writes what can be written directly. Where it is to be written
-// anyway and another process committed in between, it is sent again without a guard:
-// it is atomic all the same, and what it says of rules that stand it says by
-// their handles. iptables-restore would look for a quiet moment for longer. A guarded transaction
-// of which the kernel refuses a rule is not written as text: the error names the rule.
+// writeDirectly sends the batch. With anyway, a batch that is stale is sent again without a
+// guard. It is still atomic, and it names existing rules by their handles. iptables-restore
+// would search longer for a quiet moment. A guarded transaction with a refused rule is not
+// written as text: the error names the rule.
 func (s *genidSession) writeDirectly(batch *directBatch, due Payload, genid uint64, rider *Rider, anyway bool) directResult {
 	direct := s.kernel.sendDirectly(batch, due, uint32(genid), rider)
 	if anyway && errors.Is(direct.err, nft.ErrStale) {
 		if direct = s.kernel.sendDirectly(s.kernel.encode(due), due, nft.NoGuard, nil); errors.Is(direct.err, nft.ErrStale) {
-			direct = directResult{left: due} // of a set; iptables asks for its number itself
+			direct = directResult{left: due} // iptables reads the set's number itself
 		}
 	} else if !anyway && direct.refused != nil {
 		if named := s.kernel.named(direct.sent, due, uint32(genid), direct.refused); named != nil {
@@ -275,8 +274,8 @@ func (s *genidSession) writeDirectly(batch *directBatch, due Payload, genid uint
 	return direct
 }
 
-// writeRest writes scripts as text, which detour says why. It is too late to find the read stale if
-// the family's other tables were just written: then it raced.
+// writeRest writes scripts as text, for the reason detour. If the family's other tables were
+// just written, a stale read is found too late, and counts as raced.
 func (s *genidSession) writeRest(ctx context.Context, family rules.Family, scripts []Script, detour error, begun bool) Written {
 	if err := Scripts(scripts).checkText("nf_tables"); err != nil {
 		err.Stderr = oneLine([]error{detour, errors.New(err.Stderr)}).Error()
@@ -305,7 +304,7 @@ func (s *genidSession) writeRest(ctx context.Context, family rules.Family, scrip
 	return w
 }
 
-// moved notes that we moved the genid.
+// moved notes that canaryd's own commits moved the genid.
 func (s *genidSession) moved(by uint32) {
 	if s.rider != nil {
 		s.rider.Genid += by
@@ -315,18 +314,16 @@ func (s *genidSession) moved(by uint32) {
 	}
 }
 
-// restoreByText writes one family, where before is the genid of just now.
+// restoreByText writes one family; before is the genid right before.
 //
-// Our own commits are counted: one for each script that writes anything. More
-// than those were of other processes. A script that changes nothing makes no
-// commit, so a foreign commit at that moment can go unseen. A script that
-// renews marks always writes; one that only puts back jumps or chains does,
-// unless another process did so first.
+// It counts canaryd's own commits: one for each script that writes anything. Additional commits
+// were of other processes. A script that changes nothing makes no commit, so a foreign commit at
+// that moment can remain unseen. A script that renews marks always writes. A script that only
+// puts back jumps or chains writes, too, unless another process did so first.
 func (s *genidSession) restoreByText(ctx context.Context, family rules.Family, scripts []Script, before uint64) Written {
 	text := Scripts(scripts)
 	if err := s.kernel.restore(ctx, family, text); err != nil {
-		// How many commits were ours is not known: everything must be read
-		// again.
+		// The number of canaryd's own commits is unknown, so everything must be read again.
 		clear(s.noted)
 		return Written{Err: err}
 	}
@@ -345,16 +342,17 @@ func (s *genidSession) restoreByText(ctx context.Context, family rules.Family, s
 	return Written{At: at}
 }
 
-// A contentSession is guarded by the xtables lock and, because a program may
-// ignore or move that lock, by the digest of the family's whole content.
+// A contentSession is guarded by the xtables lock. A program may ignore or move that lock, so it
+// is also guarded by the digest of the family's whole content.
 type contentSession struct {
 	session
-	// left is what restores of ours left behind, with no Read since. If a process
-	// ignores the lock after that, a probe will show another digest.
+	// left is the state after canaryd's own restores, until the next Read. If a process ignores
+	// the lock after that, a probe shows another digest.
 	left map[rules.Family]xtFamily
 }
 
-// Read implements Session. Under the lock it does not look twice at what it left.
+// Read implements Session. Under the lock it uses the walk after the last restore, if there is
+// one.
 func (s *contentSession) Read(ctx context.Context, family rules.Family) (Snapshot, error) {
 	seen, left := s.left[family]
 	delete(s.left, family)
@@ -370,17 +368,17 @@ func (s *contentSession) Read(ctx context.Context, family rules.Family) (Snapsho
 	})
 }
 
-// Prepare implements Session: iptables-restore does everything by itself.
+// Prepare implements Session. It does nothing, because iptables-restore does everything itself.
 func (s *contentSession) Prepare(context.Context, ...Payload) {}
 
 // Carry implements Session: there is no transaction to ride in.
 func (s *contentSession) Carry(*Rider) {}
 
-// Restore implements Session. What a process that ignores the lock writes during
-// the restore itself looks like our own writing: it races nothing.
+// Restore implements Session. A write of a process that ignores the lock during the restore
+// itself looks like canaryd's own, and does not count as raced.
 func (s *contentSession) Restore(ctx context.Context, payloads ...Payload) map[rules.Family]Written {
 	return InStages(payloads, func(family rules.Family, scripts []Script) Written {
-		// First, so that what is written between the two is noticed.
+		// This is first, so that the guard notices writes between the two.
 		exact, err := s.lookExactly(ctx, family, scripts)
 		if err == nil {
 			_, err = s.guard(ctx, family)
@@ -412,7 +410,7 @@ func (s *contentSession) RestoreAnyway(ctx context.Context, payloads ...Payload)
 	})
 }
 
-// write writes one family and notes what it holds then.
+// write writes one family and notes its content afterwards.
 func (s *contentSession) write(ctx context.Context, family rules.Family, scripts []Script, exact map[int]*exactWrite) Written {
 	delete(s.noted, family)
 	delete(s.left, family)

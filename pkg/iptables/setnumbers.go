@@ -13,15 +13,15 @@ import (
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
-// A setIndex translates between names of ipsets and the numbers that the kernel gives them. The
-// errors wrap ErrNoSet if there is no such set. It may be used concurrently.
+// A setIndex translates between names of ipsets and the kernel's numbers for them. The errors
+// wrap ErrNoSet if the set does not exist. It may be used concurrently.
 type setIndex interface {
 	name(number uint16) (string, error)
 	number(name string) (uint16, error)
 }
 
-// Words of ipset's protocol (linux/netfilter/ipset/ip_set.h). Version 7 and the questions for names
-// and numbers exist since Linux 4.20; before, setsockopt.go asks them.
+// Constants of ipset's protocol (linux/netfilter/ipset/ip_set.h). Version 7 and the questions
+// for names and numbers exist since Linux 4.20; for older kernels see setsockopt.go.
 const (
 	setSubsystem    = 6 << 8 // NFNL_SUBSYS_IPSET
 	setList         = 7      // IPSET_CMD_LIST
@@ -33,13 +33,14 @@ const (
 	setAttrIndex    = 11     // IPSET_ATTR_INDEX
 	setProtocol     = 7      // IPSET_PROTOCOL
 	setListNames    = 1 << 1 // IPSET_FLAG_LIST_SETNAME
-	// noSetNumber is IPSET_INVALID_ID: a target SET has it where it names no set.
+	// noSetNumber is IPSET_INVALID_ID. A target SET has it in place of a set that it does not
+	// name.
 	noSetNumber = 0xffff
-	// setPatience is how long an answer may take: a command of another process holds up all others.
+	// setPatience bounds the wait for an answer: a command of another process delays all others.
 	setPatience = 10 * time.Second
 )
 
-// setNumbers asks the kernel. The zero value opens its socket with the first question.
+// setNumbers queries the kernel. The zero value opens its socket with the first question.
 type setNumbers struct {
 	mu   sync.Mutex
 	conn *netlink.Conn
@@ -101,9 +102,9 @@ func (s *setNumbers) names() ([]string, error) {
 	return names, nil
 }
 
-// ask asks one question and returns an attribute of the answer.
+// ask sends one question and returns an attribute of the answer.
 func (s *setNumbers) ask(command int, attr uint16, value []byte, wanted uint16) ([]byte, error) {
-	// The kernel acknowledges only what it is asked to, and an error always.
+	// The kernel acknowledges only on request, but always reports an error.
 	answers, err := s.execute(command, netlink.Request, nft.AppendAttr(setRequest(), attr, value, 0))
 	switch {
 	case errors.Is(err, unix.ENOENT):
@@ -116,7 +117,7 @@ func (s *setNumbers) ask(command int, attr uint16, value []byte, wanted uint16) 
 	return nft.AttrPath(answers[0].Data[nfgenmsg:], wanted), nil
 }
 
-// setRequest returns the beginning of each question: struct nfgenmsg and the protocol.
+// setRequest returns the common beginning of all questions: struct nfgenmsg and the protocol.
 func setRequest() []byte {
 	return nft.AppendAttr([]byte{unix.AF_INET, 0, 0, 0}, setAttrProtocol, []byte{setProtocol}, 0)
 }
@@ -133,7 +134,7 @@ func (s *setNumbers) execute(command int, flags netlink.HeaderFlags, data []byte
 		answers, err = s.conn.Execute(netlink.Message{Header: netlink.Header{Type: netlink.HeaderType(setSubsystem | command), Flags: flags}, Data: data})
 	}
 	if err != nil && !errors.Is(err, unix.ENOENT) {
-		// An answer may still come, and is not one to the next question.
+		// A late answer must not count as the answer to the next question.
 		_ = s.conn.Close()
 		s.conn = nil
 	}
@@ -151,7 +152,7 @@ func (s *setNumbers) close() error {
 	return err
 }
 
-// usedNumbers are the numbers of the sets that a batch names.
+// usedNumbers are the numbers of the sets in a batch.
 type usedNumbers struct {
 	index setIndex
 	mu    sync.Mutex
@@ -166,7 +167,7 @@ func (u *usedNumbers) name(number uint16) (string, error) {
 	return u.index.name(number)
 }
 
-// number returns the number of a set, asked for once.
+// number returns the number of a set, which it reads once.
 func (u *usedNumbers) number(name string) (uint16, error) {
 	if u == nil || u.index == nil {
 		return 0, fmt.Errorf("ipset %q %w", name, errNotPortable)
@@ -186,7 +187,7 @@ func (u *usedNumbers) number(name string) (uint16, error) {
 	return n, err
 }
 
-// current reports whether all sets have the numbers that were used. A batch may wait for a flusher
+// current reports whether all sets still have the used numbers. A batch may wait for a flusher
 // for seconds, and a set that is made again meanwhile moves no genid.
 func (u *usedNumbers) current() bool {
 	if u == nil {

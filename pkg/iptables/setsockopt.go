@@ -9,18 +9,18 @@ import (
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
-// This file asks for names and numbers of ipsets as iptables does, by getsockopt(2). Kernels before
-// 4.20 answer nothing else. Any socket of IPv4 will do.
+// This file reads names and numbers of ipsets as iptables does, by getsockopt(2). Kernels before
+// 4.20 answer nothing else. Any IPv4 socket is suitable.
 
 const (
 	setOption          = 83 // SO_IP_SET
 	setOptionByName    = 6  // IP_SET_OP_GET_BYNAME
 	setOptionByIndex   = 7  // IP_SET_OP_GET_BYINDEX
-	setOptionProtocol  = 6  // kernels of every version take it
+	setOptionProtocol  = 6  // every version of the kernel accepts it
 	setOptionContentAt = 8  // struct ip_set_req_get_set: the operation, the version, a name or a number
 )
 
-// askSetOption asks one question. The content is read and written.
+// askSetOption sends one question. The content is read and overwritten.
 func askSetOption(operation uint32, content []byte) error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

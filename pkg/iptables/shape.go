@@ -10,34 +10,35 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A ruleShape holds the facts in the bytes of a rule of x_tables that its text must have, too: each
-// rule has them at a known place. Names are printed as they are, without quotes; a name with a
-// space in it can look like options, and only the bytes say which.
+// A ruleShape holds the facts in an x_tables rule's bytes that its text must have, too. Each
+// rule has them at a known place. iptables prints names without quotes. A name with a space in
+// it can look like options, and only the bytes show which it is.
 type ruleShape struct {
 	in, out  string   // interfaces as iptables prints them; empty for none
 	matches  []string // their names in order
-	target   string   // empty for none, or if the bytes do not say
-	noTarget bool     // it is certain that there is none
+	target   string   // empty for none, or if the bytes do not show it
+	noTarget bool     // there is certainly none
 	comments []string
-	// odd says why the rule has no text that may be written back, whatever iptables prints.
+	// odd is the reason why the rule has no text that may be written back, whatever iptables
+	// prints.
 	odd      string
-	identity rules.Identity // names the rule if it is opaque
-	// base has the bytes that all rules of the same printed words share, and kinds are the names
-	// and revisions of its extensions. plain: iptables prints all that the bytes say. content names
-	// the bytes of a rule that names an ipset. everyIn and everyOut: it has an interface of no
-	// letters, inverted. iptables 1.8.11 prints it as +, 1.8.9 not at all; a trial finds out where
-	// the text leads to.
+	identity rules.Identity // identifies the rule if it is opaque
+	// base has the bytes that all rules with the same printed words share, and kinds has the
+	// names and revisions of its extensions. plain reports that iptables prints everything in
+	// the bytes. content identifies the bytes of a rule that names an ipset. everyIn and
+	// everyOut report an inverted interface with an empty name. iptables 1.8.11 prints it as +,
+	// 1.8.9 not at all; a trial shows the bytes behind the text.
 	base, kinds       []byte
 	plain             bool
 	everyIn, everyOut bool
 	content           xtKey
-	exact             []byte // to write the rule by, with a jump to goal; nil if it cannot be
+	exact             []byte // to write the rule, with a jump to goal; nil if it cannot be
 	goal              string
 }
 
 var errPair = errors.New("the text is of another rule")
 
-// agrees returns why a text is not this rule's, or nil.
+// agrees returns the reason why a text is not this rule's, or nil.
 func (s *ruleShape) agrees(rule rules.Rule) error {
 	if s.odd != "" {
 		return fmt.Errorf("%w: %s", errPair, s.odd)
@@ -68,13 +69,13 @@ func (s *ruleShape) agrees(rule rules.Rule) error {
 	return nil
 }
 
-// isPrinted reports whether iptables may print such an interface of a rule with this one.
+// isPrinted reports whether iptables may print a rule's interface like this.
 func isPrinted(printed, iface string, every bool) bool {
 	return printed == iface || every && printed == "+"
 }
 
-// readPrinted reads the words of a rule as iptables prints it: options of no extension come
-// first, then the matches, then the target.
+// readPrinted reads the words of a rule as iptables prints it: first options of no extension,
+// then the matches, then the target.
 func readPrinted(words []string) ruleShape {
 	var s ruleShape
 	i := 0
@@ -95,8 +96,8 @@ func readPrinted(words []string) ruleShape {
 	return s
 }
 
-// readMatches reads what stands behind the options of no extension. One of them here makes the
-// text none that iptables prints, and its interfaces others.
+// readMatches reads the words behind the options of no extension. iptables never prints such an
+// option here; it makes the interfaces differ.
 func (s ruleShape) readMatches(words []string) ruleShape {
 	for i := 0; i+1 < len(words); i++ {
 		switch words[i] {
@@ -119,8 +120,8 @@ func (s ruleShape) readMatches(words []string) ruleShape {
 	return s
 }
 
-// interfaceName returns the name of an interface as iptables prints it. Odd is set if it would be
-// read back as another one.
+// interfaceName returns the name of an interface as iptables prints it. It sets odd if iptables
+// would read back another name.
 func interfaceName(value []byte, whole bool, odd *string) string {
 	bare := string(nft.UntilNUL(value))
 	name := bare
@@ -141,7 +142,7 @@ func interfaceName(value []byte, whole bool, odd *string) string {
 	return name
 }
 
-// matchName returns one name for the matches that iptables prints by two.
+// matchName returns a common name for matches that iptables prints under two names.
 func matchName(name string) string {
 	if name == "state" {
 		return "conntrack"

@@ -7,17 +7,16 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// shelfLife is how long the rules of a table that was emptied are kept: longer
-// than any flush lasts that its owner or canaryd answers.
+// shelfLife is how long the rules of an emptied table are kept: longer than any flush that its
+// owner or canaryd answers.
 const shelfLife = 10 * time.Minute
 
-// A shelf keeps the tables that were read last, so that the next read hands
-// out a chain whose text is the same as the very same slice: it costs no
-// memory, and the two are compared by their addresses. A table that lost more
-// than half of its rules does not take the place of the one before for
-// shelfLife: it was flushed, and they come back.
+// A shelf stores the last read tables. The next read then returns the same slice for a chain
+// with the same text. That costs no memory, and callers can compare the two by address. A table
+// that lost more than half of its rules does not replace its predecessor for shelfLife: it was
+// flushed, and the rules come back.
 //
-// Its methods may be called concurrently. What is on it is never changed.
+// Its methods may be called concurrently. Its tables are never changed.
 type shelf struct {
 	mu     sync.Mutex
 	tables map[shelfPlace]shelved
@@ -36,7 +35,8 @@ type shelved struct {
 
 func newShelf() *shelf { return &shelf{tables: map[shelfPlace]shelved{}} }
 
-// known returns a table as it was read before, or nil, for rules.ParseSome.
+// known returns a function for rules.ParseSome that returns a table as it was read before, or
+// nil.
 func (s *shelf) known(family rules.Family) func(rules.TableName) *rules.Table {
 	return func(table rules.TableName) *rules.Table {
 		s.mu.Lock()

@@ -8,8 +8,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// InStages calls write for each family of each payload, in their fixed order, and
-// says what became of all. A family for which write fails has no later turn.
+// InStages calls write for each family of each payload, in their fixed order, and returns all
+// results. A family for which write fails has no later turn.
 func InStages(payloads []Payload, write func(rules.Family, []Script) Written) map[rules.Family]Written {
 	return EachStage(payloads, func(_ int, p Payload) map[rules.Family]Written {
 		written := make(map[rules.Family]Written, len(p))
@@ -20,8 +20,8 @@ func InStages(payloads []Payload, write func(rules.Family, []Script) Written) ma
 	})
 }
 
-// EachStage calls write for one payload after the other, without the families for
-// which it failed before, and joins what it returns.
+// EachStage calls write for one payload after the other, without the families for which it
+// failed before, and joins its results.
 func EachStage(payloads []Payload, write func(stage int, p Payload) map[rules.Family]Written) map[rules.Family]Written {
 	all := map[rules.Family]Written{}
 	for _, p := range payloads {
@@ -47,7 +47,7 @@ func EachStage(payloads []Payload, write func(stage int, p Payload) map[rules.Fa
 	return all
 }
 
-// then returns what became of a family after one more payload.
+// then returns a family's result after one more payload.
 func (w Written) then(next Written) Written {
 	w.Raced, w.Err = w.Raced || next.Raced, next.Err
 	w.At, w.Kernel = next.At, w.Kernel+next.Kernel
@@ -56,14 +56,14 @@ func (w Written) then(next Written) Written {
 	return w
 }
 
-// encodedAhead are the batches of payloads that are written one after the other.
-// Each is encoded while what comes before is waited for, or written.
+// encodedAhead are the batches of payloads that are written one after the other. Each is encoded
+// while canaryd waits for an earlier payload, or writes it.
 type encodedAhead struct {
 	kernel   *Kernel
 	payloads []Payload
 	batches  []chan *directBatch // of capacity 1
 	begun    bool
-	unwanted atomic.Bool   // what is not encoded yet
+	unwanted atomic.Bool   // the rest that is not encoded yet
 	ended    chan struct{} // closed when nothing more will be encoded
 }
 
@@ -75,7 +75,7 @@ func (k *Kernel) encodeAhead(payloads []Payload) *encodedAhead {
 	return e
 }
 
-// of reports whether the batches are those of payloads: of the very same scripts.
+// of reports whether the batches belong to payloads, with exactly the same scripts.
 func (e *encodedAhead) of(payloads []Payload) bool {
 	return e != nil && slices.EqualFunc(e.payloads, payloads, func(a, b Payload) bool {
 		return maps.EqualFunc(a, b, func(a, b []Script) bool {
@@ -86,7 +86,7 @@ func (e *encodedAhead) of(payloads []Payload) bool {
 	})
 }
 
-// sameSlice reports whether a and b are the same piece of memory.
+// sameSlice reports whether a and b are the same memory.
 func sameSlice[T any](a, b []T) bool {
 	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
 }
@@ -108,8 +108,7 @@ func (e *encodedAhead) begin() {
 	}()
 }
 
-// batch returns the batch of a stage, once. What is to be written may be less than the
-// stage's payload had.
+// batch returns the batch of a stage, once. due may be less than the stage's payload.
 func (e *encodedAhead) batch(stage int, due Payload) *directBatch {
 	e.begin()
 	if b := <-e.batches[stage]; len(due) == len(e.payloads[stage]) {
@@ -118,7 +117,7 @@ func (e *encodedAhead) batch(stage int, due Payload) *directBatch {
 	return e.kernel.encode(due)
 }
 
-// stop gives up what is not encoded yet, and waits for what is being encoded.
+// stop cancels all payloads that are not encoded yet, and waits for the current one.
 func (e *encodedAhead) stop() {
 	if e == nil || !e.begun {
 		return

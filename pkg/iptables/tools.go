@@ -28,17 +28,17 @@ func (v version) String() string { return fmt.Sprintf("%d.%d.%d", v[0], v[1], v[
 
 func (v version) before(o version) bool { return slices.Compare(v[:], o[:]) < 0 }
 
-// movableLock is the first version that honours XTABLES_LOCKFILE. Before it
-// our own restore would wait for the lock that we hold.
+// movableLock is the first version that honours XTABLES_LOCKFILE. With an earlier version,
+// canaryd's own restore would wait for the lock that canaryd holds.
 var movableLock = version{1, 8, 6}
 
-// Tools are the absolute paths of one family's programs on one backend.
+// tools are the absolute paths of one family's programs on one backend.
 type tools struct {
 	iptables, save, restore string
-	missing                 error // why they cannot be executed; they have names then, and no paths
+	missing                 error // why they cannot be executed; then they are names without paths
 }
 
-// familyPrefix is how the family's programs and proc files begin.
+// familyPrefix returns the prefix of the family's programs and proc files.
 func familyPrefix(family rules.Family) string {
 	if family == rules.IPv6 {
 		return "ip6"
@@ -46,10 +46,9 @@ func familyPrefix(family rules.Family) string {
 	return "ip"
 }
 
-// findTools looks for the programs of family on backend, first under the
-// names that say the backend ("iptables-nft-save"), then under the plain ones
-// if their version text says the backend. It returns their names with the error,
-// which names what is missing.
+// findTools looks for the programs of family on backend. It tries names with the backend first
+// ("iptables-nft-save"), then plain names if their version text names the backend. After an
+// error it returns names without paths. The error names the missing program.
 func findTools(ctx context.Context, backend Backend, family rules.Family) (tools, error) {
 	base := familyPrefix(family) + "tables"
 	names := base + "-" + string(backend)
@@ -75,8 +74,8 @@ func packageHint(backend Backend) string {
 	return "Fedora: \"iptables-legacy\""
 }
 
-// lookUp returns the program's absolute path, or "". Root's folders are
-// searched too: a service manager or an unprivileged shell may leave them out.
+// lookUp returns the program's absolute path, or "". It also searches root's folders, which a
+// service manager or an unprivileged shell may leave out.
 func lookUp(name string) string {
 	dirs := append(filepath.SplitList(os.Getenv("PATH")), "/usr/sbin", "/sbin")
 	for _, dir := range dirs {
@@ -90,8 +89,8 @@ func lookUp(name string) string {
 	return ""
 }
 
-// backendOf asks a plainly named program which backend it serves. Versions
-// before 1.8 do not say and are legacy.
+// backendOf queries a program with a plain name for its backend. Versions before 1.8 do not name
+// it and are legacy.
 func backendOf(ctx context.Context, path string) Backend {
 	res, err := command{path: path, args: []string{"--version"}, timeout: versionTimeout}.run(ctx)
 	if err != nil || res.exit != 0 {
@@ -103,11 +102,12 @@ func backendOf(ctx context.Context, path string) Backend {
 	return Legacy
 }
 
-// askLockWait is for the private lock, in seconds, which only our own restores take.
+// askLockWait is for the private lock, in seconds, which only canaryd's own restores take.
 const askLockWait = 5
 
-// inspect has go-iptables ask a program for its version, for which iptables-nft needs netlink, and
-// for --random-fully. Of what the program complains go-iptables keeps nothing.
+// inspect has go-iptables query a program for its version, for which iptables-nft needs netlink,
+// and for --random-fully. go-iptables drops the program's complaints, so inspect executes a
+// failed program again.
 func inspect(ctx context.Context, path string, family rules.Family) (v version, randomFully bool, err error) {
 	proto := goiptables.ProtocolIPv4
 	if family == rules.IPv6 {
@@ -131,7 +131,7 @@ func inspect(ctx context.Context, path string, family rules.Family) (v version, 
 		"allow them (seccomp, SELinux, systemd's RestrictAddressFamilies=), or use --backend=legacy: %w", exitError(path, res))
 }
 
-// checkVersion refuses what we cannot work with safely.
+// checkVersion refuses a version that canaryd cannot work with safely.
 func checkVersion(backend Backend, v version) error {
 	if backend == Legacy && v.before(movableLock) {
 		return fmt.Errorf("iptables-legacy %v cannot move its lock (XTABLES_LOCKFILE): upgrade iptables to %v or later", v, movableLock)
@@ -146,7 +146,7 @@ func isPermissionText(stderr string) bool {
 		strings.Contains(stderr, "you must be root")
 }
 
-// exitError describes a child that ended with another exit code than 0.
+// exitError describes a child that ended with an exit code other than 0.
 func exitError(path string, res result) error {
 	text := strings.TrimSpace(string(res.stderr))
 	err := errors.New(strings.Join(strings.Fields(text), " "))

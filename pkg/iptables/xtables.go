@@ -29,10 +29,10 @@ const (
 	xtInfoLen        = 84 // sizeof(struct ipt_getinfo)
 	xtEntriesHeadLen = 40 // offsetof(struct ipt_get_entries, entrytable), 64-bit or aligned u64
 
-	// maxEntriesSize bounds what the kernel may make us allocate; 20,000
-	// rules are 8.4 MB.
+	// maxEntriesSize bounds the memory that the kernel's answers may need; 20,000 rules are 8.4
+	// MB.
 	maxEntriesSize = 1 << 30
-	// entriesTries is how often GET_ENTRIES is asked while the shape moves.
+	// entriesTries bounds the attempts of GET_ENTRIES while the shape changes.
 	entriesTries = 20
 )
 
@@ -49,7 +49,7 @@ type xtInfo struct {
 	size       uint32 // of the entries, in bytes
 }
 
-// An xtSocket asks one family's legacy tables. It may be used concurrently.
+// An xtSocket queries one family's legacy tables. It may be used concurrently.
 type xtSocket struct {
 	family rules.Family
 	fd     int
@@ -58,13 +58,12 @@ type xtSocket struct {
 	buf    []byte     // reused by walks of small tables
 
 	namesMu sync.Mutex // guards names
-	names   *os.File   // nil until it was there
+	names   *os.File   // nil until the file existed
 }
 
-// openXT opens the socket whose options carry x_tables; any datagram socket
-// of the family will do. It creates no table. That the module is not loaded
-// is no error: then no table is listed, and iptables-legacy loads the module
-// when it first writes.
+// openXT opens the socket whose options carry x_tables; any datagram socket of the family is
+// suitable. It creates no table. A missing module is no error: then no table is listed, and
+// iptables-legacy loads the module at its first write.
 func openXT(family rules.Family) (*xtSocket, error) {
 	domain := unix.AF_INET
 	if family == rules.IPv6 {
@@ -98,9 +97,8 @@ func (s *xtSocket) close() error {
 	return err
 }
 
-// check asks GET_INFO with a wrong length. The kernel looks at privileges
-// first and at the length before the table's name, so EINVAL means "may be
-// asked" and nothing is created.
+// check sends GET_INFO with a wrong length. The kernel checks privileges first, and the length
+// before the table's name. So EINVAL means that queries are allowed, and nothing is created.
 func (s *xtSocket) check() error {
 	var one [1]byte
 	_, err := s.getsockopt(soGetInfo, one[:])
@@ -118,8 +116,8 @@ func (s *xtSocket) check() error {
 	return s.wrap("asking for the legacy tables", err)
 }
 
-// tables lists the legacy tables that exist, sorted. To ask GET_INFO for one
-// that is not listed would create it.
+// tables lists the existing legacy tables, sorted. GET_INFO for a table that is not listed would
+// create it.
 func (s *xtSocket) tables() ([]rules.TableName, error) {
 	text, err := s.readNames()
 	if errors.Is(err, os.ErrNotExist) {
@@ -136,8 +134,8 @@ func (s *xtSocket) tables() ([]rules.TableName, error) {
 	return slices.Compact(names), nil
 }
 
-// readNames returns the kernel's list of legacy tables. The file stays open: to
-// open it in each tick took a seventh of what canaryd uses at rest.
+// readNames returns the kernel's list of legacy tables. The file stays open, because opening it
+// in each tick took a seventh of canaryd's processor time at rest.
 func (s *xtSocket) readNames() ([]byte, error) {
 	s.namesMu.Lock()
 	defer s.namesMu.Unlock()
@@ -147,11 +145,11 @@ func (s *xtSocket) readNames() ([]byte, error) {
 		if err == nil {
 			return text, nil
 		}
-		_ = s.names.Close() // x_tables was unloaded, and perhaps is loaded again
+		_ = s.names.Close() // x_tables was unloaded, and perhaps loaded again
 		s.names = nil
 	}
-	// thread-self, not self: the socket was opened in this thread's network
-	// namespace, which in a test may not be the process's.
+	// thread-self, not self: the socket was opened in this thread's network namespace, which in
+	// a test may differ from the process's.
 	file, err := os.Open("/proc/thread-self/net/" + familyPrefix(s.family) + "_tables_names")
 	if err != nil {
 		return nil, err
@@ -160,7 +158,7 @@ func (s *xtSocket) readNames() ([]byte, error) {
 	return again()
 }
 
-// info returns the shape of a table that is listed.
+// info returns the shape of a listed table.
 func (s *xtSocket) info(table rules.TableName) (xtInfo, error) {
 	var info xtInfo
 	copy(info.raw[:xtTableNameLen-1], table)
@@ -181,7 +179,7 @@ func (s *xtSocket) info(table rules.TableName) (xtInfo, error) {
 	return info, nil
 }
 
-// shapes calls f with the shape of each table that is listed.
+// shapes calls f with the shape of each listed table.
 func (s *xtSocket) shapes(f func(rules.TableName, xtInfo)) error {
 	tables, err := s.tables()
 	if err != nil {
@@ -197,8 +195,8 @@ func (s *xtSocket) shapes(f func(rules.TableName, xtInfo)) error {
 	return nil
 }
 
-// readsEntries returns why this program cannot read a table's entries, or nil. For a program of
-// 386 the kernel writes what it aligns to 8 bytes in others at multiples of 4.
+// readsEntries returns the reason why this program cannot read a table's entries, or nil. For a
+// 386 program the kernel aligns to 4 bytes where it aligns to 8 for others.
 func readsEntries() error {
 	if runtime.GOARCH == "386" {
 		return errors.New("a 386 program reads other structures of x_tables than its kernel writes: use a program of the kernel's own architecture, or --backend=nft")
@@ -206,8 +204,8 @@ func readsEntries() error {
 	return nil
 }
 
-// walk calls f with the entries of those of the listed tables that are wanted; nil wants all. To
-// ask for one that is not listed would create it.
+// walk calls f with the entries of the wanted listed tables; nil wants all. A query for a table
+// that is not listed would create it.
 func (s *xtSocket) walk(ctx context.Context, wanted func(rules.TableName) bool, f func(rules.TableName, xtInfo, []byte) error) error {
 	tables, err := s.tables()
 	if err != nil {
@@ -228,8 +226,8 @@ func (s *xtSocket) walk(ctx context.Context, wanted func(rules.TableName) bool, 
 	return nil
 }
 
-// entries calls f with all entries of a table that is listed, and with the
-// table's shape. The bytes are valid, and may be written to, until f returns.
+// entries calls f with all entries of a listed table, and with the table's shape. The bytes are
+// valid, and may be written to, until f returns.
 func (s *xtSocket) entries(table rules.TableName, f func(xtInfo, []byte) error) error {
 	if err := readsEntries(); err != nil {
 		return s.wrap(fmt.Sprintf("reading table %s", table), err)
@@ -243,9 +241,9 @@ func (s *xtSocket) entries(table rules.TableName, f func(xtInfo, []byte) error) 
 			return err
 		}
 		err = s.readEntries(table, info.size, func(data []byte) error {
-			// The entries of another shape and the same size would be cut up wrongly. That
-			// the shape is the same afterwards is not enough: between the questions it may
-			// have moved there and back.
+			// With another shape of the same size, the entries would be cut up wrongly. An equal
+			// shape afterwards is not enough: the table may have changed and changed back
+			// between the questions.
 			if now, err := s.info(table); err != nil || now != info || !info.fits(s.family, data) {
 				return errors.Join(err, unix.EAGAIN)
 			}
@@ -254,7 +252,7 @@ func (s *xtSocket) entries(table rules.TableName, f func(xtInfo, []byte) error) 
 		if err == nil {
 			return nil
 		}
-		// EAGAIN: the table's shape moved between the questions.
+		// EAGAIN: the table's shape changed between the questions.
 		if !errors.Is(err, unix.EAGAIN) {
 			return s.wrap(fmt.Sprintf("reading table %s", table), err)
 		}
@@ -263,12 +261,12 @@ func (s *xtSocket) entries(table rules.TableName, f func(xtInfo, []byte) error) 
 	return s.wrap(fmt.Sprintf("reading table %s, which keeps changing", table), last)
 }
 
-// keptBuffer is the largest buffer that is kept between walks. Above it, memory
-// is mapped for each walk and given back: 20,000 rules are 8.4 MB, which would
-// be resident for ever for the sake of one walk in 30 s.
+// keptBuffer is the largest buffer that is kept between walks. Above it, each walk maps memory
+// and gives it back. 20,000 rules are 8.4 MB, which would be resident for ever for one walk in
+// 30 s.
 const keptBuffer = 256 << 10
 
-// readEntries asks GET_ENTRIES and calls f with the entries. s.mu is held.
+// readEntries sends GET_ENTRIES and calls f with the entries. s.mu is held.
 func (s *xtSocket) readEntries(table rules.TableName, size uint32, f func([]byte) error) error {
 	if size > maxEntriesSize {
 		return fmt.Errorf("table of %d bytes is too large", size)
@@ -280,8 +278,8 @@ func (s *xtSocket) readEntries(table rules.TableName, size uint32, f func([]byte
 			s.buf = make([]byte, need+need/8)
 		}
 		buf = s.buf[:need]
-		// The kernel leaves gaps as they are (behind the names of targets,
-		// for one); what an earlier table left there would enter the digest.
+		// The kernel does not write to gaps, such as those behind the names of targets. An
+		// earlier table's bytes in gaps would be part of the digest.
 		clear(buf)
 	} else {
 		var err error
@@ -289,7 +287,7 @@ func (s *xtSocket) readEntries(table rules.TableName, size uint32, f func([]byte
 		if err != nil {
 			return fmt.Errorf("%d bytes of memory: %w", need, err)
 		}
-		defer func() { _ = unix.Munmap(buf) }() // fails only for what is not mapped
+		defer func() { _ = unix.Munmap(buf) }() // fails only for unmapped memory
 	}
 	copy(buf[:xtTableNameLen-1], table)
 	binary.NativeEndian.PutUint32(buf[xtTableNameLen:], size)

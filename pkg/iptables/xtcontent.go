@@ -11,10 +11,10 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// This file takes a legacy table apart into chains, changes them as a script says, and puts them
-// together again, as iptables-legacy does in its memory for each command.
+// This file splits a legacy table into chains, changes them by a script, and joins them again.
+// iptables-legacy does the same in its memory for each command.
 
-// An xtContent is a table that was read. Its slices point into the bytes that were read.
+// An xtContent is a table that was read. Its slices point into the read bytes.
 type xtContent struct {
 	layout xtLayout
 	family rules.Family
@@ -27,17 +27,18 @@ type xtContent struct {
 type xtPieces struct {
 	name  string
 	hook  int      // of a built-in chain; else -1
-	head  *xtPiece // of a chain of the user's; else nil
+	head  *xtPiece // of a user's chain; else nil
 	rules []xtPiece
 	tail  xtPiece // the policy, or RETURN
 }
 
-// An xtPiece is an entry. Where a standard target says an offset, goal or falls says it by name.
+// An xtPiece is an entry. In place of the offset in a standard target it has the name goal, or
+// falls.
 type xtPiece struct {
 	bytes []byte
-	goal  string // the chain to which it jumps
+	goal  string // the chain that it jumps to
 	falls bool   // it has no target: the next entry follows
-	was   int    // its number in the table that was read; -1 if it is new
+	was   int    // its number in the read table; -1 if it is new
 }
 
 // takeApart returns the content of a table.
@@ -98,7 +99,7 @@ func takeApart(family rules.Family, info xtInfo, data []byte) (*xtContent, error
 	return c, c.direct(starts)
 }
 
-// direct notes to which chains the rules jump.
+// direct notes the chains that the rules jump to.
 func (c *xtContent) direct(starts map[int]string) error {
 	for _, chain := range c.chains {
 		for i := range chain.rules {
@@ -117,13 +118,13 @@ func (c *xtContent) direct(starts map[int]string) error {
 	return nil
 }
 
-// entry cuts up a piece, which takeApart or newPiece has checked.
+// entry splits a piece, which takeApart or newPiece has checked.
 func (c *xtContent) entry(piece xtPiece) xtEntry {
 	e, _ := c.layout.entry(piece.bytes, 0)
 	return e
 }
 
-// chain returns a chain, nil if there is none of that name.
+// chain returns the chain of that name, or nil.
 func (c *xtContent) chain(name string) *xtPieces {
 	for _, chain := range c.chains {
 		if chain.name == name {
@@ -133,7 +134,7 @@ func (c *xtContent) chain(name string) *xtPieces {
 	return nil
 }
 
-// remove takes a chain of the user's out, whatever it holds. What jumps to it must go, too.
+// remove removes a user's chain, with all its rules. Jumps to it must be removed, too.
 func (c *xtContent) remove(name string) *xtPieces {
 	at := slices.IndexFunc(c.chains, func(chain *xtPieces) bool { return chain.name == name && chain.head != nil })
 	if at < 0 {
@@ -144,7 +145,7 @@ func (c *xtContent) remove(name string) *xtPieces {
 	return chain
 }
 
-// says returns what a piece says: its bytes without counts and without offsets, and its goal.
+// says returns the meaning of a piece: its bytes without counts and offsets, and its goal.
 func (c *xtContent) says(piece xtPiece) []byte {
 	plain := bytes.Clone(piece.bytes)
 	c.layout.mask(plain)
@@ -161,7 +162,7 @@ func (c *xtContent) says(piece xtPiece) []byte {
 	return append(plain, piece.goal...)
 }
 
-// sum returns a checksum of all that the table says.
+// sum returns a checksum of the table's whole content.
 func (c *xtContent) sum() uint64 {
 	sum := newChecksum()
 	for _, chain := range c.chains {
@@ -174,10 +175,10 @@ func (c *xtContent) sum() uint64 {
 	return sum.value()
 }
 
-// errScript is a step of a script that cannot be done.
+// errScript: a step of a script cannot be done.
 var errScript = errors.New("the script does not fit the table")
 
-// declare empties a chain of the user's, or makes it like another one.
+// declare empties a user's chain, or makes one in the form of the chain like.
 func (c *xtContent) declare(name string, like *xtPieces) error {
 	if len(name) >= xtExtNameLen {
 		return fmt.Errorf("%w: the name of chain %s is too long", errScript, name)
@@ -191,7 +192,7 @@ func (c *xtContent) declare(name string, like *xtPieces) error {
 	clear(title)
 	copy(title, name)
 	fresh := &xtPieces{name: name, hook: -1, head: &head, tail: tail}
-	// iptables keeps the user's chains sorted, and searches them so.
+	// iptables keeps the user's chains sorted, and its search relies on that.
 	at := slices.IndexFunc(c.chains, func(chain *xtPieces) bool { return chain.head != nil && cmp.Compare(chain.name, name) > 0 })
 	if at < 0 {
 		at = len(c.chains)
@@ -200,7 +201,7 @@ func (c *xtContent) declare(name string, like *xtPieces) error {
 	return nil
 }
 
-// apply does one step. rule is the piece of its rule, if it has one.
+// apply does one step. rule is its rule's piece, if it has a rule.
 func (c *xtContent) apply(step *Step, rule xtPiece) error {
 	chain := c.chain(step.Chain)
 	if chain == nil {
@@ -243,7 +244,7 @@ func (c *xtContent) leads(to string) bool {
 	})
 }
 
-// join returns the table's shape and entries as they are now, and by entry which number it had.
+// join returns the table's current shape and entries, and for each entry its former number.
 func (c *xtContent) join() (info xtInfo, data []byte, was []int, err error) {
 	info = c.info
 	starts, at, pieces := map[string]int{}, 0, []xtPiece{}
@@ -287,7 +288,7 @@ func (c *xtContent) join() (info xtInfo, data []byte, was []int, err error) {
 	return info, data, was, nil
 }
 
-// newPiece returns the piece of an opaque rule; false if its bytes make none.
+// newPiece returns the piece of an opaque rule; false if its bytes make no entry.
 func newPiece(family rules.Family, rule rules.Rule) (xtPiece, bool) {
 	entry, goal, sets, ok := rule.Bytes()
 	layout := xtLayoutOf(family)
@@ -295,7 +296,7 @@ func newPiece(family rules.Family, rule rules.Rule) (xtPiece, bool) {
 		return xtPiece{}, false
 	}
 	piece := xtPiece{bytes: bytes.Clone(entry), was: -1}
-	// What a standard target says is not among the bytes; see exactBytes.
+	// The bytes lack the offset or verdict of a standard target; see exactBytes.
 	if int(binary.NativeEndian.Uint16(entry[layout.nextOffset:])) == len(entry)+xtStandardLen-xtExtDataAt {
 		piece.bytes = append(piece.bytes, make([]byte, xtStandardLen-xtExtDataAt)...)
 	}
@@ -314,7 +315,7 @@ func newPiece(family rules.Family, rule rules.Rule) (xtPiece, bool) {
 	return piece, true
 }
 
-// verdictNumber returns the verdict of that name, as verdictName names it; 0 if there is none.
+// verdictNumber returns the verdict of that name, as verdictName names it; 0 for another name.
 func verdictNumber(name string) int32 {
 	for _, verdict := range []int32{-1, -2, -5} {
 		if verdictName(int(verdict)) == name {

@@ -14,16 +14,17 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// This file writes scripts with rules that have no text to legacy tables. iptables-restore writes
-// the rules that have one to a chain that nothing jumps to. Then the table is read, changed as the
-// script says, and replaced: all of it or nothing, and until then no packet meets any of it.
+// This file writes scripts with textless rules to legacy tables. iptables-restore writes the
+// rules with a text to a chain that nothing jumps to. Then canaryd reads the table, applies the
+// script, and replaces the whole table or nothing. Until then no packet meets any of these
+// rules.
 //
-// The bytes of a rule as the kernel hands them out may be written again: each command of
-// iptables-legacy reads all rules of its table and writes them back. What a flush may make untrue
-// are numbers of the kernel's objects, so a rule that has such a number has no bytes here.
+// The bytes of a rule may be written again as the kernel returns them. Each command of
+// iptables-legacy reads all rules of its table and writes them back. Only numbers of kernel
+// objects may become wrong through a flush, so a rule with such a number has no bytes here.
 
-// exactBytes returns what of a rule is kept to write it back: all bytes but the verdict. It is
-// false if they alone do not say what the rule does, or if an extension is not one of iptables'.
+// exactBytes returns the bytes for writing a rule again: all but the verdict. It is false if the
+// bytes alone do not determine the rule's effect, or if an extension is not iptables'.
 func (r xtRule) exactBytes(goal string) (entry []byte, ok bool) {
 	e := r.entry
 	if e.isStandard && (len(e.target) != xtStandardLen || r.target && goal == "") {
@@ -31,7 +32,7 @@ func (r xtRule) exactBytes(goal string) (entry []byte, ok bool) {
 	}
 	exact := !e.indexed()
 	e.eachMatch(func(m []byte) {
-		const elf = 2 // a program that is a file which the writer of the rule has open
+		const elf = 2 // a program in a file that the writer of the rule has open
 		kind := kindOf(m)
 		_, known := extensions[kind.name]
 		exact = exact && known && kind.name != "" && !(kind.name == "bpf" && kind.revision == 1 && xtData(m[xtExtDataAt:]).u16(0) == elf)
@@ -45,7 +46,7 @@ func (r xtRule) exactBytes(goal string) (entry []byte, ok bool) {
 	return e.whole, true
 }
 
-// keepBytes keeps the bytes of a rule that may turn out to have no text.
+// keepBytes stores the bytes of a rule that may turn out to have no text.
 func (s *ruleShape) keepBytes(r xtRule, goal string) {
 	const long = 4096 // fewer bytes of plain extensions have a text that iptables-restore reads
 	isText := !slices.ContainsFunc(s.comments, func(comment string) bool { return !utf8.ValidString(comment) })
@@ -60,14 +61,14 @@ func (s *ruleShape) keepBytes(r xtRule, goal string) {
 // writesBytes reports whether rules of legacy tables are written by their bytes.
 func (c Config) writesBytes() bool { return canReplace() && c.Replay != ReplayText }
 
-// Writes implements Session: a rule without a text is written by its bytes.
+// Writes implements Session. It writes a rule without a text by its bytes.
 func (s *contentSession) Writes(rule rules.Rule) bool {
 	_, opaque := rule.Opaque()
 	return !opaque || rule.HasBytes() && s.kernel.cfg.writesBytes()
 }
 
-// lookExactly returns, by their numbers, the scripts that are written by bytes. It notes what their
-// tables hold.
+// lookExactly returns, by their indexes, the scripts that must be written by bytes. It notes the
+// content of their tables.
 func (s *contentSession) lookExactly(ctx context.Context, family rules.Family, scripts []Script) (map[int]*exactWrite, error) {
 	if s.closed || !s.kernel.cfg.writesBytes() {
 		return nil, nil
@@ -88,8 +89,8 @@ func (s *contentSession) lookExactly(ctx context.Context, family rules.Family, s
 	return exact, nil
 }
 
-// restore writes scripts of one family, each table for itself. Once a table is written it is too
-// late to find the read stale: then it raced.
+// restore writes scripts of one family, table by table. After the first write, a stale read is
+// found too late, and counts as raced.
 func (s *contentSession) restore(ctx context.Context, family rules.Family, scripts []Script, exact map[int]*exactWrite) (raced bool, err error) {
 	var text Scripts
 	wrote := map[rules.TableName]bool{}
@@ -124,7 +125,7 @@ func (s *contentSession) restore(ctx context.Context, family rules.Family, scrip
 	return raced, s.kernel.restore(ctx, family, text)
 }
 
-// noteExact notes which rules a script has written by their bytes.
+// noteExact notes the rules that a script has written by their bytes.
 func (l *xtLexicon) noteExact(family rules.Family, script *Script) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -145,7 +146,7 @@ func (l *xtLexicon) noteExact(family rules.Family, script *Script) {
 	}
 }
 
-// keyOf returns the key that an opaque rule has where it is in force; false if it has no bytes.
+// keyOf returns the key of an opaque rule in force; false if it has no bytes.
 func (l *xtLexicon) keyOf(family rules.Family, rule rules.Rule) (xtKey, bool) {
 	piece, ok := newPiece(family, rule)
 	if !ok {
@@ -159,7 +160,7 @@ func (l *xtLexicon) keyOf(family rules.Family, rule rules.Rule) (xtKey, bool) {
 	return l.hashBytes(entry).with(l.hash(to)), true
 }
 
-// Text implements Session: a read under the lock tries texts.
+// Text implements Session. Reads under the lock test the texts.
 func (s *contentSession) Text(family rules.Family, rule rules.Rule) rules.Rule {
 	if !rule.HasBytes() {
 		return rule
@@ -188,18 +189,19 @@ type exactWrite struct {
 	socket *xtSocket
 	family rules.Family
 	script *Script
-	anyway bool // also if another process wrote since look; raced is whether one did
+	anyway bool // also after another process's write since look, which raced reports
 	raced  bool
 
 	sum    uint64          // of the table before; 0 if there was none
-	chains map[string]bool // that were there, or that the script declares
-	staged []int           // the steps whose rules iptables-restore writes, in order
-	jumps  map[int]bool    // those of them that jump
+	chains map[string]bool // existing chains, and those of the script's Declare
+	staged []int           // the steps with rules for iptables-restore, in order
+	jumps  map[int]bool    // the staged steps whose rules jump
 	pieces []xtPiece       // by step
 }
 
-// placeTries is how often a table is read and replaced because another process that ignores the
-// lock wrote between the two, a fraction of a millisecond apart.
+// placeTries bounds the attempts to read and replace a table. An attempt fails if another
+// process ignores the lock and writes between the two, which are a fraction of a millisecond
+// apart.
 const placeTries = 3
 
 func (w *exactWrite) write(ctx context.Context) error {
@@ -211,7 +213,7 @@ func (w *exactWrite) write(ctx context.Context) error {
 		return err
 	}
 	for range placeTries {
-		var failed error // it is no failure of the read, which would be tried again
+		var failed error // apart from errors of the read, which would be repeated
 		err = w.socket.entries(w.script.Table, func(info xtInfo, data []byte) error {
 			failed = w.place(info, data)
 			return nil
@@ -219,7 +221,7 @@ func (w *exactWrite) write(ctx context.Context) error {
 		if err = cmp.Or(err, failed); err == nil {
 			return nil
 		}
-		if errors.Is(err, unix.EAGAIN) { // of the read: the table never held still
+		if errors.Is(err, unix.EAGAIN) { // by the read: the table never stayed unchanged
 			err = nft.ErrStale
 		}
 		if !w.anyway || !errors.Is(err, nft.ErrStale) {
@@ -238,20 +240,20 @@ func (w *exactWrite) write(ctx context.Context) error {
 	return w.refusal(err.Error(), !others)
 }
 
-// refusal returns the error of a write that was refused. Textless is whether it may be for the
-// rules without a text.
+// refusal returns the error of a refused write. textless says whether a rule without a text may
+// be the cause.
 func (w *exactWrite) refusal(text string, textless bool) *RestoreError {
 	return &RestoreError{Program: "x_tables", Reason: ReasonOther, Textless: textless, Stderr: text}
 }
 
-// look notes what the table holds.
+// look notes the content of the table.
 func (w *exactWrite) look() error {
 	w.chains = map[string]bool{}
 	for _, name := range w.script.Declare {
 		w.chains[name] = true
 	}
 	tables, err := w.socket.tables()
-	if err != nil || !slices.Contains(tables, w.script.Table) { // to ask for it would create it
+	if err != nil || !slices.Contains(tables, w.script.Table) { // a query would create it
 		return err
 	}
 	return w.socket.entries(w.script.Table, func(info xtInfo, data []byte) error {
@@ -268,8 +270,8 @@ func (w *exactWrite) look() error {
 	})
 }
 
-// stage returns the script that writes the rules that have a text. A rule of the script may jump to
-// a chain that is not there yet: here it jumps to the chain in which it is.
+// stage returns the script that writes the rules with a text. A rule may jump to a chain that
+// does not exist yet: here it jumps to its own chain instead.
 func (w *exactWrite) stage() (Script, error) {
 	stage := Script{Table: w.script.Table, Declare: []string{TextChain}}
 	w.pieces, w.jumps = make([]xtPiece, len(w.script.Steps)), map[int]bool{}
@@ -297,7 +299,7 @@ func (w *exactWrite) stage() (Script, error) {
 	return stage, nil
 }
 
-// place changes the table that was read, and replaces it at once.
+// place changes the table that was read, and immediately replaces it.
 func (w *exactWrite) place(info xtInfo, data []byte) error {
 	content, err := takeApart(w.family, info, data)
 	if err != nil {

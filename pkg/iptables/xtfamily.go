@@ -8,14 +8,14 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// An xtFamily is what one walk found in a family's tables: chains, and names of
-// rules of which a lexicon may know the text.
+// An xtFamily is the result of one walk through a family's tables: chains, and names of rules,
+// whose texts a lexicon may know.
 type xtFamily struct {
-	digest uint64 // what a probe would have said
+	digest uint64 // the digest of a probe at that time
 	tables []xtTable
 }
 
-// An xtTable is one of its tables.
+// An xtTable is a table of an xtFamily.
 type xtTable struct {
 	name   rules.TableName
 	chains []xtChain
@@ -25,10 +25,10 @@ type xtTable struct {
 // An xtChain is a chain; its rules follow those of the chain before it.
 type xtChain struct {
 	name   string
-	start  int  // the offset to which rules jump that jump here
+	start  int  // the offset of jumps to this chain
 	end    int  // in the table's rules
-	policy int  // the verdict of its last entry; 1 if that is none
-	out    bool // it is left out: its rules are not among the table's
+	policy int  // the verdict of its last entry; 1 if that is no verdict
+	out    bool // left out: the table's rules lack those of this chain
 }
 
 // names returns the rules of the i-th chain.
@@ -40,7 +40,7 @@ func (t *xtTable) names(i int) []xtName {
 	return t.rules[first:t.chains[i].end]
 }
 
-// read walks every listed table and names all rules, but for those of chains that are left out.
+// read walks every listed table and names all rules, except in chains that are left out.
 func (r xtReader) read(ctx context.Context, family rules.Family, l *xtLexicon, b *budget) (xtFamily, error) {
 	if err := r.weigh(ctx, family, b); err != nil {
 		return xtFamily{}, err
@@ -57,7 +57,7 @@ func (r xtReader) read(ctx context.Context, family rules.Family, l *xtLexicon, b
 	return found, err
 }
 
-// nameTable names the rules of a table, and masks what is not content.
+// nameTable names the rules of a table, and masks bytes that are not content.
 func nameTable(family rules.Family, name rules.TableName, info xtInfo, data []byte, l *xtLexicon, left map[Place]bool) (xtTable, error) {
 	t := xtTable{name: name}
 	if len(left) == 0 {
@@ -100,8 +100,8 @@ func nameTable(family rules.Family, name rules.TableName, info xtInfo, data []by
 	return t, t.shapes(family, info, data, l)
 }
 
-// shapes notes what the bytes say of rules of which the text is not known. A rule that has none
-// whatever iptables prints is known at once.
+// shapes notes the facts in the bytes of rules without a known text. A rule that cannot have a
+// text, whatever iptables prints, is known at once.
 func (t *xtTable) shapes(family rules.Family, info xtInfo, data []byte, l *xtLexicon) error {
 	if !slices.ContainsFunc(t.rules, func(n xtName) bool { return !l.knows(n.key) }) {
 		return nil
@@ -154,12 +154,12 @@ func (t *xtTable) direct(l *xtLexicon) {
 	}
 }
 
-// toChain is hashed for a jump to a chain. No verdict has such a name.
+// toChain returns the text that is hashed for a jump to a chain. No verdict has such a name.
 func toChain(name string) string { return "to " + name }
 
-// ruleset returns what the family holds as iptables-save would print it, if all
-// of it is known. earlier returns what a table held before: chains that hold the
-// same get the very same rules.
+// ruleset returns the family's content as iptables-save would print it, if all texts are known.
+// earlier returns a table's former content. Chains with equal content get the same slices of
+// rules.
 func (l *xtLexicon) ruleset(f xtFamily, earlier func(rules.TableName) *rules.Table) (rules.Ruleset, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -184,15 +184,15 @@ func (l *xtLexicon) ruleset(f xtFamily, earlier func(rules.TableName) *rules.Tab
 			built.Add(rules.Chain{Name: c.name, Policy: policy, Rules: list})
 		}
 		if len(built.Chains) != len(walked.chains) {
-			return nil, false // two of one name
+			return nil, false // two have one name
 		}
 		set[walked.name] = built
 	}
 	return set, true
 }
 
-// rules returns the texts of a chain's rules, if all of them are known. exact are those that were
-// written by their bytes. Call it locked.
+// rules returns the texts of a chain's rules, if all of them are known. exact has the rules that
+// were written by their bytes. Call it locked.
 func (l *xtLexicon) rules(names []xtName, exact map[xtKey]rules.Rule, before *rules.Chain, now uint32) ([]rules.Rule, bool) {
 	if len(names) == 0 {
 		return nil, true
@@ -222,8 +222,8 @@ func (l *xtLexicon) rules(names []xtName, exact map[xtKey]rules.Rule, before *ru
 	return list, true
 }
 
-// policyName returns a built-in chain's policy, "" for a chain of the user's, which
-// ends in RETURN; false if it is neither.
+// policyName returns a built-in chain's policy, or "" for a user's chain, which ends in RETURN.
+// It is false for any other end.
 func (c xtChain) policyName(table rules.TableName) (string, bool) {
 	name := verdictName(c.policy)
 	if rules.Builtin(table, c.name) {

@@ -10,13 +10,13 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// An xtLexicon knows what iptables-legacy-save printed for rules as x_tables
-// holds them. It never decodes: the text is the one that was printed of the very
-// same bytes, where a jump's offset counts as the name of the
-// chain that begins there. It may be used concurrently.
+// An xtLexicon knows the texts that iptables-legacy-save printed for rules as x_tables stores
+// them. It never decodes bytes: a rule's text was printed for exactly the same bytes. In these
+// bytes, the offset of a jump counts as the name of the chain that begins at it. An xtLexicon
+// may be used concurrently.
 //
-// Memory: 46,578 rules of 5,000 services are 20 MB of bytes, and 3 MB here: of
-// the bytes a hash of 128 bits is kept, under random seeds.
+// 46,578 rules of 5,000 services are 20 MB of bytes, and need 3 MB here. The lexicon stores only
+// a hash of 128 bits for the bytes, under random seeds.
 type xtLexicon struct {
 	mu     sync.Mutex
 	start  time.Time // xtWord.met counts from it
@@ -24,52 +24,52 @@ type xtLexicon struct {
 	words  []xtWord  // by number-1
 	byKey  nft.Index // of their numbers
 	byText nft.Index // of the numbers of the first rule of each Key
-	small  int       // how many words there were when it was last tidied up
-	// trials: texts that may be another rule's are tried. made is what iptables-restore made
-	// of those.
+	small  int       // the number of words at the last tidying up
+	// trials reports that ambiguous texts, which may be another rule's, are tried. made are the
+	// results.
 	trials bool
 	made   map[rules.Key]xtMade
-	bytes  bool // rules without a text hold their bytes, as far as they can be written by them
-	// exact are the rules that the present Session has written by their bytes, by chain. Until its
-	// end they are read without a text there: the proof looks for the rules as they were planned.
+	bytes  bool // textless rules store their bytes, if these can be written
+	// exact are the rules, by chain, that the present Session has written by their bytes. Until
+	// its end they are read without a text there, because the proof looks for the planned rules.
 	exact map[Place]map[xtKey]rules.Rule
 }
 
-// doubtFor is how long a rule stays opaque after iptables printed a text that cannot be its own:
-// its bytes have no part in that, so another try may do better.
+// doubtFor is how long a rule stays opaque after iptables printed a text that cannot be its own.
+// Its bytes are not the cause, so another try may succeed.
 const doubtFor = 5 * time.Minute
 
-// An xtKey names a rule by its bytes. The zero key is no rule's.
+// An xtKey identifies a rule by its bytes. No rule has the zero key.
 type xtKey [2]uint64
 
 // An xtWord is the text of a rule.
 type xtWord struct {
 	key  xtKey
 	rule rules.Rule
-	base uint32 // a hash of what does not depend on how an iptables writes its extensions; 0: not known
+	base uint32 // a hash of the parts that are equal in all versions of iptables; 0: not known
 	// kinds is a hash of the extensions' revisions.
 	kinds uint32
-	met   uint32 // when it was last met, in seconds
-	// doubted is when iptables printed what cannot be the rule's text, so that it is opaque; 0 if
-	// it did not.
+	met   uint32 // when it was last used, in seconds
+	// doubted is the time when iptables printed a text that cannot be the rule's, so that it is
+	// opaque; else 0.
 	doubted uint32
-	fickle  bool // it was printed in two ways, and is not certain
+	fickle  bool // printed in two ways, and so not certain
 }
 
-// An xtName is how a rule is called before its text is known.
+// An xtName identifies a rule before its text is known.
 type xtName struct {
-	key     xtKey      // zero: its bytes do not say what they mean
-	jump    int        // the offset to which it jumps; 0: nowhere
+	key     xtKey      // zero: its bytes alone do not determine its meaning
+	jump    int        // the offset that it jumps to; 0: nowhere
 	goal    string     // the target that its text must have
 	comment uint64     // a hash of the comment that its text must have; 0: none
-	shape   *ruleShape // what else its text must have; nil if its text is known
+	shape   *ruleShape // other required facts of its text; nil if its text is known
 }
 
 func newXTLexicon(trials bool) *xtLexicon {
 	return &xtLexicon{start: time.Now(), trials: trials, made: map[rules.Key]xtMade{}, seeds: [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()}}
 }
 
-// name names a rule. A jump has yet to be directed.
+// name names a rule. The target of a jump is added later, by direct.
 func (l *xtLexicon) name(r xtRule) xtName {
 	name, whole := xtName{}, r.entry.whole
 	switch {
@@ -119,7 +119,7 @@ func (k xtKey) with(goal xtKey) xtKey {
 	return k
 }
 
-// know notes what a rule says of which that is certain: a mark.
+// know notes a rule with a certain meaning, such as a mark.
 func (l *xtLexicon) know(name xtName, rule rules.Rule) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -144,22 +144,22 @@ func (l *xtLexicon) find(key xtKey) *xtWord {
 	return &l.words[n-1]
 }
 
-// learnRule takes down what was printed for a rule, and refuses a text of another
-// comment or target. Call it locked.
+// learnRule notes the text that was printed for a rule. It refuses a text with another comment
+// or target. Call it locked.
 func (l *xtLexicon) learnRule(name xtName, rule rules.Rule) {
 	reason, opaque := rule.Opaque()
 	w := l.find(name.key)
 	switch {
 	case name.key == xtKey{}:
-	case reason == saysUntried: // there were too many to try: the next read goes on
+	case reason == saysUntried: // too many to try at once: the next read continues
 	case w != nil && w.rule.Is(rule):
-		w.rule, w.met = rule, l.now() // the memory that others have of it now
+		w.rule, w.met = rule, l.now() // the memory that others have now
 		if w.doubted > 0 {
 			w.doubted = max(1, w.met)
 		}
 	case !opaque && l.doubt(name, rule) != "":
 	case w != nil && w.doubted > 0:
-		*w = l.word(name, rule) // it is found by its key; its text need not be
+		*w = l.word(name, rule) // found by its key; a search by its text may fail
 	case w != nil:
 		w.fickle = !opaque
 	default:
@@ -168,7 +168,7 @@ func (l *xtLexicon) learnRule(name xtName, rule rules.Rule) {
 	}
 }
 
-// word returns what is to be remembered of a rule.
+// word returns a new word for a rule.
 func (l *xtLexicon) word(name xtName, rule rules.Rule) xtWord {
 	w := xtWord{key: name.key, rule: rule, met: l.now()}
 	if name.shape != nil {
@@ -180,19 +180,19 @@ func (l *xtLexicon) word(name xtName, rule rules.Rule) xtWord {
 	return w
 }
 
-// hashShape returns the hashes that a word keeps of a shape.
+// hashShape returns the hashes of a shape for a word.
 func (l *xtLexicon) hashShape(s *ruleShape) (base, kinds uint32) {
 	return uint32(maphash.Bytes(l.seeds[0], s.base)) | 1, uint32(maphash.Bytes(l.seeds[0], s.kinds))
 }
 
-// contentOf names the bytes of a rule that names an ipset, but for the set's index.
+// contentOf returns a key of a rule's bytes without the indexes of its ipsets.
 func (l *xtLexicon) contentOf(r xtRule, goal string) xtKey {
 	return l.hashBytes(r.withoutIndexes()).with(l.hash(goal))
 }
 
-// doubt returns why a text is not a rule's, or nothing. Two rules that go to different places,
-// or ask for other interfaces or addresses, are not printed the same: one of them would be put
-// back for the other, and a text that is equal would prove it. Call it locked.
+// doubt returns the reason why a text is not a rule's, or "". Two rules with different targets,
+// interfaces or addresses cannot have the same text. With a wrong text, canaryd would put back
+// one rule for the other, and the equal text would pass as a proof. Call it locked.
 func (l *xtLexicon) doubt(name xtName, rule rules.Rule) string {
 	if reason, opaque := rule.Opaque(); opaque {
 		return reason
@@ -209,7 +209,7 @@ func (l *xtLexicon) doubt(name xtName, rule rules.Rule) string {
 	return ""
 }
 
-// index lets find and findText know of the word with that number.
+// index makes the word with that number findable for find and findKey.
 func (l *xtLexicon) index(number uint32) {
 	w := &l.words[number-1]
 	if l.find(w.key) != w {
@@ -220,7 +220,7 @@ func (l *xtLexicon) index(number uint32) {
 	}
 }
 
-// findKey returns the first word of a rule of this Key.
+// findKey returns the first word of a rule with this Key.
 func (l *xtLexicon) findKey(key rules.Key) *xtWord {
 	n := l.byText.Find(l.hash(string(key))[0], func(n uint32) bool { return l.words[n-1].rule.Key() == key })
 	if n == 0 {
@@ -229,7 +229,7 @@ func (l *xtLexicon) findKey(key rules.Key) *xtWord {
 	return &l.words[n-1]
 }
 
-// agrees checks what can be known of a rule without understanding it.
+// agrees checks the facts that are known without understanding the rule.
 func (l *xtLexicon) agrees(name xtName, rule rules.Rule) bool {
 	if name.goal != rule.Target && !(name.goal == "CT" && rule.Target == "NOTRACK") { // two words for one
 		return false
@@ -241,15 +241,15 @@ func (l *xtLexicon) agrees(name xtName, rule rules.Rule) bool {
 	return name.comment == l.commentHash([]byte(comment))
 }
 
-// knows reports whether a rule's text is known, or that it has none that is certain.
+// knows reports whether a rule's text is known, or its lack of a certain text.
 func (l *xtLexicon) knows(key xtKey) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.find(key) != nil
 }
 
-// learn pairs rules with what was printed of the very same. What does not fit is
-// not learned.
+// learn pairs rules with the texts that were printed for the same rules. It skips texts that do
+// not fit.
 func (l *xtLexicon) learn(walked xtFamily, printed rules.Ruleset) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -267,21 +267,22 @@ func (l *xtLexicon) learn(walked xtFamily, printed rules.Ruleset) {
 	l.forgetUnused()
 }
 
-// purge forgets what was not met since that second: rules of chains that are left out now among it.
+// purge forgets all rules that were not used since that second, such as rules of chains that are
+// now left out.
 func (l *xtLexicon) purge(since uint32) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.forget(int64(since))
 }
 
-// second returns what purge takes.
+// second returns the current time for purge.
 func (l *xtLexicon) second() uint32 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.now()
 }
 
-// forgetUnused drops what was not met for long, once that may be the half.
+// forgetUnused drops words that were not used for long, once they may be half of all.
 func (l *xtLexicon) forgetUnused() {
 	if len(l.words) <= max(2*l.small, fewEntries) {
 		return
@@ -289,7 +290,7 @@ func (l *xtLexicon) forgetUnused() {
 	l.forget(int64(l.now()) - int64(remember/time.Second))
 }
 
-// forget forgets what was last met before that second. Call it locked.
+// forget drops all words that were last used before that second. Call it locked.
 func (l *xtLexicon) forget(horizon int64) {
 	old := l.words
 	l.words, l.byKey, l.byText = nil, nft.Index{}, nft.Index{}

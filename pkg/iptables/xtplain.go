@@ -9,14 +9,15 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// This file knows the rules of which iptables-legacy prints all that their bytes say. Of any other
-// rule, the text may also be that of another one: iptables 1.8.9 prints nothing of "! -i +" or of
-// "-m tcp ! --sport :". Those texts are tried; see xttrial.go.
+// This file knows the plain rules: iptables-legacy prints everything in their bytes. The text of
+// any other rule may also be another rule's: iptables 1.8.9 prints nothing for "! -i +" or for
+// "-m tcp ! --sport :". canaryd tries those texts; see xttrial.go.
 //
-// The list is closed. It has what kube-proxy, Docker, CNI plugins and Calico write by the thousand,
-// so that they cost no trial. The sources are include/uapi/linux/netfilter of Linux 5.10 to 6.18,
-// and extensions/ and iptables/iptables.c of iptables 1.8.7 to 1.8.11. Numbers are in the byte
-// order of the machine, ports and addresses in that of the network.
+// The list is closed. It has the extensions that kube-proxy, Docker, CNI plugins and Calico
+// write by the thousand, so that these cost no trial. The sources are
+// include/uapi/linux/netfilter of Linux 5.10 to 6.18, and extensions/ and iptables/iptables.c of
+// iptables 1.8.7 to 1.8.11. Numbers are in the byte order of the machine, ports and addresses in
+// that of the network.
 
 // An xtKind is a revision of an extension.
 type xtKind struct {
@@ -24,8 +25,8 @@ type xtKind struct {
 	revision byte
 }
 
-// plainMatches and plainTargets report whether the text says all of an extension's data, which are
-// padded to 8 bytes. Those that are not here may leave something out.
+// plainMatches and plainTargets report whether the text has all of an extension's data, which is
+// padded to 8 bytes. The text of any other extension may omit something.
 var (
 	plainMatches = map[xtKind]func(xtData, rules.Family) bool{
 		{"comment", 0}:   func(d xtData, _ rules.Family) bool { return d.text(0, 256) && d.zero(256, len(d)) },
@@ -65,7 +66,7 @@ var (
 	}
 )
 
-// plain reports whether iptables prints all that the rule's bytes say.
+// plain reports whether iptables prints everything in the rule's bytes.
 func (r xtRule) plain(family rules.Family) bool {
 	plain := r.entry.plainHead(family)
 	r.entry.eachMatch(func(m []byte) {
@@ -81,7 +82,7 @@ func (r xtRule) plain(family rules.Family) bool {
 
 func kindOf(ext []byte) xtKind { return xtKind{string(extName(ext)), ext[xtExtDataAt-1]} }
 
-// What an entry inverts; IPT_INV_* of linux/netfilter_ipv4/ip_tables.h.
+// The conditions that an entry may invert; IPT_INV_* of linux/netfilter_ipv4/ip_tables.h.
 const viaIn, viaOut, source, destination, fragment, proto = 1, 2, 8, 16, 32, 64
 
 // plainHead reports whether iptables prints all of an entry's struct ipt_ip or ip6t_ip6.
@@ -118,8 +119,8 @@ func (e xtEntry) plainHead(family rules.Family) bool {
 		protocol <= 255 && (inverse&proto == 0 || protocol != 0)
 }
 
-// plainInterface reports whether an interface is printed in full: a name, or the beginning of one
-// and a +, behind which stands nothing.
+// plainInterface reports whether an interface is printed in full: a name, or the beginning of a
+// name and a +, with zeros behind.
 func (e xtEntry) plainInterface(nameAt, maskAt int, inverted bool) bool {
 	name, mask := e.whole[nameAt:nameAt+xtInterfaceLen], e.whole[maskAt:maskAt+xtInterfaceLen]
 	n := 0
@@ -135,7 +136,7 @@ func (e xtEntry) plainInterface(nameAt, maskAt int, inverted bool) bool {
 
 func allZero(b []byte) bool { return len(bytes.Trim(b, "\x00")) == 0 }
 
-// xtData are an extension's data. What they are too short for is never plain.
+// xtData are an extension's data. Data that are too short are never plain.
 type xtData []byte
 
 func (d xtData) byte(at int) byte {
@@ -145,7 +146,7 @@ func (d xtData) byte(at int) byte {
 	return d[at]
 }
 
-// u16 is of the machine's byte order, and port of the network's.
+// u16 is in the machine's byte order, and port in the network's.
 func (d xtData) u16(at int) uint16 {
 	if at+2 > len(d) {
 		return 0xffff
@@ -167,20 +168,20 @@ func (d xtData) u32(at int) uint32 {
 	return binary.NativeEndian.Uint32(d[at:])
 }
 
-// zero reports whether nothing is there.
+// zero reports whether these bytes are zero.
 func (d xtData) zero(from, to int) bool { return from <= to && to <= len(d) && allZero(d[from:to]) }
 
-// text reports whether a text with nothing behind its end is there.
+// text reports whether these bytes are a text with zeros behind its end.
 func (d xtData) text(from, to int) bool {
 	return to <= len(d) && d.zero(from+len(nft.UntilNUL(d[from:to])), to)
 }
 
 // plainAccount knows struct xt_nfacct_match_info of linux/netfilter/xt_nfacct.h: a name, and a
-// pointer of the kernel's, which it clears in what it hands out.
+// pointer of the kernel, which the kernel clears for readers.
 func plainAccount(d xtData, _ rules.Family) bool { return d.text(0, 32) && d.zero(32, len(d)) }
 
-// ports reports whether two ranges of ports at 0 and 4, with flags that invert them, are printed:
-// an inverted range of all ports is not.
+// ports reports whether iptables prints two ranges of ports at 0 and 4, with flags that invert
+// them. It does not print an inverted range of all ports.
 func (d xtData) ports(flagsAt int) bool {
 	flags := d.byte(flagsAt)
 	for i, inverted := range [2]byte{1, 2} {
@@ -218,7 +219,7 @@ func plainMultiport(d xtData, _ rules.Family) bool {
 	return d.zero(48, len(d))
 }
 
-// plainConntrack reads struct xt_conntrack_mtinfo3, of which it takes states only.
+// plainConntrack reads struct xt_conntrack_mtinfo3, and accepts only states.
 func plainConntrack(d xtData, _ rules.Family) bool {
 	const flagsAt, inverseAt, stateAt, state, alias = 146, 148, 150, 1, 1 << 13
 	known := uint16(0x1cf) // INVALID, ESTABLISHED, RELATED, NEW, SNAT, DNAT, UNTRACKED
@@ -237,8 +238,9 @@ func plainAddrtype(d xtData, _ rules.Family) bool {
 		d.zero(8, len(d))
 }
 
-// plainStatistic reads struct xt_statistic_info. A probability is printed with eleven digits, more
-// than its 31 bits have. In either mode iptables sets the counter as if it were the other one.
+// plainStatistic reads struct xt_statistic_info. iptables prints a probability with eleven
+// digits, more than its 31 bits have. In either mode iptables sets the counter as in the other
+// mode.
 func plainStatistic(d xtData, _ rules.Family) bool {
 	const random, nth = 0, 1
 	probability, packet := d.u32(4), d.u32(8)
@@ -246,19 +248,19 @@ func plainStatistic(d xtData, _ rules.Family) bool {
 	return counts && (d.u16(0) == random && packet == 0 && probability <= 1<<31 || d.u16(0) == nth && packet <= probability && probability > 0)
 }
 
-// plainSCTP reads struct xt_sctp_info, of which it takes ports only.
+// plainSCTP reads struct xt_sctp_info, and accepts only ports.
 func plainSCTP(d xtData, _ rules.Family) bool {
 	const flagsAt, inverseAt = 284, 288
 	flags := d.u32(flagsAt)
 	if len(d) < inverseAt+4 || flags&^3 != 0 || d.u32(inverseAt)&^flags != 0 || !d.zero(8, 268) {
 		return false
 	}
-	for i := range 4 { // chunks whose flags are asked for: none
+	for i := range 4 { // no conditions for the flags of chunks
 		if c := d[268+3*i : 271+3*i]; c[0] != 0xff || !allZero(c[1:]) {
 			return false
 		}
 	}
-	ranges := append(bytes.Clone(d[4:8]), d[:4]...) // the other way round than those of TCP
+	ranges := append(bytes.Clone(d[4:8]), d[:4]...) // in the reverse order of TCP's
 	for i, set := range [2]uint32{1, 2} {
 		all := flags&set == 0 && xtData(ranges).u16(4*i) == 0 && (xtData(ranges).u16(4*i+2) == 0 || xtData(ranges).u16(4*i+2) == 0xffff)
 		if flags&set == 0 && !all || flags&set != 0 && xtData(ranges).u16(4*i) > xtData(ranges).u16(4*i+2) {
@@ -274,7 +276,7 @@ func plainRecent(d xtData, family rules.Family) bool {
 	const nameAt, sideAt, maskAt, end = 10, 210, 212, 228
 	flags := d.byte(8)
 	do := flags & (check | set | update | remove)
-	if d.u32(0) > math.MaxInt32 || d.u32(4) > math.MaxInt32 { // they are printed as if they had a sign
+	if d.u32(0) > math.MaxInt32 || d.u32(4) > math.MaxInt32 { // printed as signed numbers
 		return false
 	}
 	if len(d) < end || do == 0 || do&(do-1) != 0 || flags&^(do|ttl|reap) != 0 || flags&reap != 0 && d.u32(0) == 0 {
@@ -287,15 +289,15 @@ func plainRecent(d xtData, family rules.Family) bool {
 	return d[9] <= 1 && d[nameAt] != 0 && d.text(nameAt, sideAt) && d[sideAt] <= 1 && d.zero(sideAt+1, maskAt) && d.zero(maskAt+maskLen, len(d))
 }
 
-// plainSet reads struct xt_set_info, behind which counters would stand: which set it is says the
-// text, because the number is the kernel's.
+// plainSet reads struct xt_set_info; counters behind it are not plain. The set's number is the
+// kernel's, so the text identifies the set.
 func plainSet(d xtData, _ rules.Family) bool {
 	const inverted = 1
 	dimensions, flags := d.byte(2), d.byte(3)
 	return dimensions >= 1 && dimensions <= 6 && flags&^inverted>>(dimensions+1) == 0 && d.zero(4, len(d))
 }
 
-// plainReject reads what REJECT answers with. Others have no name in some version.
+// plainReject reads REJECT's answer. Other answers have no name in some version.
 func plainReject(d xtData, family rules.Family) bool {
 	with := d.u32(0)
 	if family == rules.IPv6 {

@@ -12,8 +12,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A printer has iptables-legacy print single rules, where its saved text of a table does not fit
-// the table's bytes.
+// A printer has iptables-legacy print single rules of a table whose saved text does not fit its
+// bytes.
 type printer struct {
 	tools   map[rules.Family]tools
 	timeout time.Duration
@@ -31,24 +31,25 @@ type ruleAt struct {
 }
 
 const (
-	// printMost is how many rules one process prints.
+	// printMost is the number of rules that one process prints.
 	printMost = 512
-	// printTries is how many processes are executed for so many rules. One of them that is printed
-	// over several lines takes 19.
+	// printTries bounds the processes for so many rules. It takes 19 processes to find a rule
+	// that is printed over several lines.
 	printTries = 64
 )
 
 var (
-	// errOverLines: the rule's bytes hold a line break, or something else that breaks its line.
+	// errOverLines: the rule's bytes contain a line break, or something else that breaks its
+	// line.
 	errOverLines = errors.New("it is not printed on one line")
 	// errTries: see printTries.
 	errTries = errors.New("so many rules next to it are printed over several lines that it was not asked for alone")
 	errName  = errors.New("iptables does not take its chain's name")
 )
 
-// print calls f with each of these rules of a table, or with why it has no text. As many at once
-// are asked for as are printed on one line each: each rule takes one line at least, so that as many
-// lines as rules are one for each.
+// print calls f with each of these rules of a table, or with the reason why it has no text. One
+// process prints several rules at once. Each rule takes at least one line, so equal numbers of
+// lines and rules mean one line for each. Otherwise print halves the list.
 func (p printer) print(ctx context.Context, family rules.Family, table rules.TableName, wanted []ruleAt, f func(ruleAt, rules.Rule, error)) error {
 	wanted = slices.DeleteFunc(slices.Clone(wanted), func(r ruleAt) bool {
 		if printableName(r.chain) {
@@ -90,8 +91,8 @@ func (p printer) print(ctx context.Context, family rules.Family, table rules.Tab
 	return nil
 }
 
-// printableName reports whether a chain's name can be part of a line for iptables-restore and be
-// nothing but a name.
+// printableName reports whether a chain's name is certainly read as one name in a line for
+// iptables-restore.
 func printableName(name string) bool {
 	if name == "" || len(name) > rules.MaxName || strings.ContainsAny(name[:1], "-!#") {
 		return false
@@ -104,11 +105,12 @@ func printableName(name string) bool {
 	return true
 }
 
-// noSuchChain is a name that no chain has. If one does, it is printed in vain.
+// noSuchChain is a name that no chain has. If a chain has it, iptables prints that chain in
+// vain.
 const noSuchChain = "canaryd-no-such-chain"
 
-// list has one iptables-restore obey a "-S CHAIN NUMBER" for each rule, and then a line that fails,
-// so that nothing is written.
+// list has one iptables-restore execute a "-S CHAIN NUMBER" for each rule, and then a line that
+// fails, so that nothing is written.
 func (p printer) list(ctx context.Context, family rules.Family, table rules.TableName, wanted []ruleAt) (result, error) {
 	var script strings.Builder
 	fmt.Fprintf(&script, "*%s\n", table)
@@ -124,7 +126,8 @@ func (p printer) list(ctx context.Context, family rules.Family, table rules.Tabl
 	return res, err
 }
 
-// parseListing reads the printed lines of these rules. It is whole if there is one line of each.
+// parseListing reads the printed lines of these rules. whole reports that each rule has one
+// line.
 func parseListing(text []byte, wanted []ruleAt) (printed []rules.Rule, whole bool) {
 	for line := range bytes.Lines(text) {
 		if len(printed) == len(wanted) {

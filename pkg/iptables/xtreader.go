@@ -47,7 +47,7 @@ func (r xtReader) digest(ctx context.Context, family rules.Family) (uint64, erro
 	return probed.Digest, err
 }
 
-// probe walks every listed table: for the digest all of them must be read.
+// probe walks every listed table, because the digest covers all of them.
 func (r xtReader) probe(ctx context.Context, family rules.Family, places []Place) (Probed, error) {
 	p := newXTProbe(family, places)
 	err := r.sockets[family].walk(ctx, nil, p.table)
@@ -57,7 +57,7 @@ func (r xtReader) probe(ctx context.Context, family rules.Family, places []Place
 	return p.probed(), nil
 }
 
-// probeOnly walks the listed tables that hold the places.
+// probeOnly walks the listed tables of the places.
 func (r xtReader) probeOnly(ctx context.Context, family rules.Family, places []Place) (map[Place]Holding, error) {
 	p := newXTProbe(family, places)
 	err := r.sockets[family].walk(ctx, func(table rules.TableName) bool {
@@ -69,24 +69,23 @@ func (r xtReader) probeOnly(ctx context.Context, family rules.Family, places []P
 	return p.holdings, nil
 }
 
-// An xtProbe gathers one probe's answers while tables are walked.
+// An xtProbe collects one probe's results during a walk.
 type xtProbe struct {
 	family   rules.Family
 	holdings map[Place]Holding
 	sum      checksum
 }
 
-// A checksum is two CRCs of different polynomials, which together are one of
-// 64 bits. Processors have instructions for both: 8 MB take 1 ms, SHA-256
-// 7 ms, as much as all the rest of a walk. Forging one gains nothing: who
-// may write tables may stop us.
+// A checksum is two CRCs of different polynomials, which together have 64 bits. Processors have
+// instructions for both: 8 MB take 1 ms. SHA-256 takes 7 ms, as much as the rest of a walk.
+// Forging a checksum is useless: a process that may write tables may also stop canaryd.
 type checksum struct{ high, low uint32 }
 
-// newChecksum begins at {1, 1}, so that no tables at all do not look like a
-// digest that was not taken yet.
+// newChecksum begins at {1, 1}, so that a family without tables does not look like a missing
+// digest.
 func newChecksum() checksum { return checksum{1, 1} }
 
-// table adds a table that was walked.
+// table adds a walked table.
 func (c *checksum) table(info xtInfo, data []byte) {
 	c.add(info.raw[:xtTableNameLen])
 	c.add(binary.NativeEndian.AppendUint32(nil, uint32(len(data))))
@@ -108,8 +107,7 @@ func newXTProbe(family rules.Family, places []Place) *xtProbe {
 	return p
 }
 
-// table walks one table, which also masks what is not content, and adds the
-// rest to the digest.
+// table walks one table. This masks bytes that are not content, and the rest enters the digest.
 func (l *xtProbe) table(table rules.TableName, info xtInfo, data []byte) error {
 	for place, holding := range l.holdings {
 		if place.Table == table {

@@ -22,13 +22,13 @@ const (
 	xtCounterLen      = 16 // sizeof(struct xt_counters)
 )
 
-// canReplace reports whether this program can replace a table: struct ipt_replace holds an address.
+// canReplace reports whether this program can replace a table: struct ipt_replace contains an
+// address of 64 bits.
 func canReplace() bool { return unsafe.Sizeof(uintptr(0)) == 8 }
 
-// replace replaces a table, all of it or nothing, and adds to each entry the count that the one of
-// its former number had, as iptables-legacy does. It is nft.ErrStale if the table has another
-// number of entries than when it was read. The kernel compares nothing else: call it right after
-// the read.
+// replace replaces a whole table or nothing. It adds to each entry the count of the entry with
+// its former number, as iptables-legacy does. The error is nft.ErrStale if the number of entries
+// has changed since the read. The kernel compares nothing else: call it right after the read.
 func (s *xtSocket) replace(before, now xtInfo, entries []byte, was []int) error {
 	counters := make([]byte, int(before.entries)*xtCounterLen)
 	blob := make([]byte, xtReplaceHeadLen, xtReplaceHeadLen+len(entries))
@@ -42,7 +42,7 @@ func (s *xtSocket) replace(before, now xtInfo, entries []byte, was []int) error 
 		put(64+4*i, now.underflow[i])
 	}
 	put(84, before.entries)
-	var pin runtime.Pinner // the kernel writes to counters, whose address is among the bytes
+	var pin runtime.Pinner // the kernel writes to counters by its address
 	defer pin.Unpin()
 	pin.Pin(unsafe.SliceData(counters))
 	binary.NativeEndian.PutUint64(blob[88:], uint64(uintptr(unsafe.Pointer(unsafe.SliceData(counters)))))
@@ -62,12 +62,12 @@ func (s *xtSocket) replace(before, now xtInfo, entries []byte, was []int) error 
 			added = append(added, counters[n*xtCounterLen:(n+1)*xtCounterLen]...)
 		}
 	}
-	_ = s.setsockopt(soSetAddCounters, added) // the rules are in force all the same, and count from 0
+	_ = s.setsockopt(soSetAddCounters, added) // after an error the rules count from 0
 	return nil
 }
 
-// setsockopt writes to x_tables. EFAULT is tried again, for the reason that getsockopt has; the
-// kernel has replaced nothing then.
+// setsockopt writes to x_tables. It repeats a call after EFAULT, for the same reason as
+// getsockopt; then the kernel has replaced nothing.
 func (s *xtSocket) setsockopt(option uintptr, buf []byte) (err error) {
 	level := uintptr(unix.IPPROTO_IP)
 	if s.family == rules.IPv6 {

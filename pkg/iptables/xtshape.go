@@ -7,8 +7,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// shape returns what a rule's bytes say that its text must say too. Where it jumps to is known
-// when the table was walked.
+// shape returns the facts in a rule's bytes that its text must have, too. goal is known after
+// the walk of the table.
 func (r xtRule) shape(family rules.Family, goal string) *ruleShape {
 	at, e := xtLayoutOf(family), r.entry
 	s := &ruleShape{target: goal, noTarget: !r.target}
@@ -43,9 +43,9 @@ func (r xtRule) shape(family rules.Family, goal string) *ruleShape {
 	return s
 }
 
-// base returns what no two rules of the same text may differ in: addresses, protocol and what is
-// inverted, interfaces, the names of matches and the target. How extensions are written is left
-// out: an iptables of another version has other revisions of them, and prints the same.
+// base returns the facts that all rules of the same text share: addresses, protocol and
+// inversions, interfaces, the names of matches and the target. It omits the data of extensions:
+// another version of iptables has other revisions of them, and prints the same.
 func (r xtRule) base(family rules.Family, s *ruleShape) []byte {
 	whole, at := r.entry.whole, xtLayoutOf(family)
 	base := slices.Concat(whole[:at.in], whole[at.protocol:at.protocol+2], whole[at.inverse:at.inverse+1])
@@ -56,7 +56,7 @@ func (r xtRule) base(family rules.Family, s *ruleShape) []byte {
 }
 
 // printedInterface returns the name of an interface as iptables-legacy prints it (save_iface in
-// iptables.c): as many characters as the mask has, and a + if that is not the whole name.
+// iptables.c). It has as many characters as the mask, and a + if the name continues.
 func (e xtEntry) printedInterface(nameAt, maskAt int, odd *string) string {
 	name, mask := e.whole[nameAt:nameAt+xtInterfaceLen], e.whole[maskAt:maskAt+xtInterfaceLen]
 	n := 0
@@ -69,8 +69,8 @@ func (e xtEntry) printedInterface(nameAt, maskAt int, odd *string) string {
 	return interfaceName(name[:n], n == xtInterfaceLen || name[n-1] == 0, odd)
 }
 
-// identity returns the digest by which an opaque rule is named: without the offset that it jumps
-// to, which moves with the rules before it.
+// identity returns the digest that identifies an opaque rule. It omits the offset of a jump,
+// which moves with the rules before it.
 func (r xtRule) identity(goal string) rules.Identity {
 	whole := r.entry.whole
 	if r.entry.isStandard && len(r.entry.target) == xtStandardLen {
@@ -79,8 +79,8 @@ func (r xtRule) identity(goal string) rules.Identity {
 	return rules.IdentityOf(whole, []byte(goal))
 }
 
-// withoutIndexes returns the rule's bytes without the offset that it jumps to, and without the
-// numbers under which the kernel keeps the ipsets that it names (struct xt_set_info).
+// withoutIndexes returns the rule's bytes without the offset of a jump, and without the kernel's
+// numbers of ipsets (struct xt_set_info).
 func (r xtRule) withoutIndexes() []byte {
 	e := r.entry
 	whole := slices.Clone(e.whole)
@@ -108,7 +108,7 @@ func (r xtRule) withoutIndexes() []byte {
 	return whole
 }
 
-// opaque returns the rule without a text, and with its bytes if it can be written by them.
+// opaque returns the rule without a text, and with its bytes if these can be written.
 func (s *ruleShape) opaque(reason string) rules.Rule {
 	if s.exact != nil {
 		return rules.OpaqueBytes(s.exact, []byte(s.goal), s.target, reason)

@@ -11,21 +11,22 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// askXT is getsockopt(2) with a buffer that is read and written. It returns how many bytes the
-// kernel says that it has written.
+// askXT is getsockopt(2) with a buffer that is read and written. It returns the kernel's number
+// of written bytes.
 type askXT func(fd int, level, option uintptr, buf []byte) (int, error)
 
-// faultTries is how often a question is asked that the kernel answers with EFAULT.
+// faultTries bounds the attempts of a question that the kernel answers with EFAULT.
 const faultTries = 5
 
-// errStrange: the kernel answered, and not as one does that has legacy iptables.
+// errStrange: the kernel's answer does not fit legacy iptables.
 var errStrange = errors.New("the kernel gave an answer that no legacy iptables gives")
 
-// getsockopt asks x_tables. Kernels that were built with bpfilter (since 4.18, such as Ubuntu's
-// 5.4 and 5.15) hand questions of IPv4 to a process of theirs. A signal to the thread that asks
-// ends that process, and the answer is EFAULT: with the signals by which Go preempts goroutines,
-// 261 of 14,250 questions on 5.4 failed; with all signals blocked, none of 25,000 did. EFAULT is
-// asked again, since another program may have ended that process: our buffer is always there.
+// getsockopt queries x_tables. Kernels with bpfilter (since 4.18, such as Ubuntu's 5.4 and 5.15)
+// pass questions of IPv4 to a process of their own. A signal to the calling thread ends that
+// process, and the answer is EFAULT. With the signals by which Go preempts goroutines, 261 of
+// 14,250 questions on 5.4 failed; with all signals blocked, none of 25,000 did. getsockopt
+// repeats a question after EFAULT, because another program may have ended that process.
+// canaryd's own buffer is never the cause.
 func (s *xtSocket) getsockopt(option uintptr, buf []byte) (n int, err error) {
 	level := uintptr(unix.IPPROTO_IP)
 	if s.family == rules.IPv6 {
@@ -43,8 +44,7 @@ func (s *xtSocket) getsockopt(option uintptr, buf []byte) (n int, err error) {
 	return n, err
 }
 
-// withoutSignals calls f on a thread that gets no signals meanwhile; those that come are
-// delivered after it.
+// withoutSignals calls f on a thread whose signals are blocked, and delivered afterwards.
 func withoutSignals(f func()) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -63,8 +63,8 @@ func withoutSignals(f func()) error {
 }
 
 // getsockopt is the plain system call: package unix has none that fills a byte slice. Linux 4.18
-// with bpfilter, but without its module, returns what its call of modprobe returned (256) and
-// writes nothing: that is no answer, and no empty table.
+// with bpfilter, but without its module, returns the result of its call of modprobe (256) and
+// writes nothing. That is no answer, and no empty table.
 func getsockopt(fd int, level, option uintptr, buf []byte) (int, error) {
 	size := uint32(len(buf))
 	result, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), level, option,

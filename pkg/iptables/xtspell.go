@@ -10,27 +10,28 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// This file has iptables-legacy print rules of which the text is not known, and holds what it
-// prints against the bytes.
+// This file has iptables-legacy print rules with unknown texts, and compares the output with the
+// bytes.
 
-// spellTries is how often a family is printed because another process wrote meanwhile. One that
-// holds the lock while it writes is kept out by a Session.
+// spellTries bounds the attempts to print a family while another process writes. A Session
+// excludes a writer that takes the lock.
 const spellTries = 3
 
-// spellOut returns what was walked as a Snapshot, with the text that iptables prints now. It is
-// learned if the xtables lock is held.
+// spellOut returns the walked family as a Snapshot, with the text that iptables prints now. It
+// learns the text if the xtables lock is held.
 func (k *Kernel) spellOut(ctx context.Context, family rules.Family, seen xtFamily, locked bool) (Snapshot, error) {
 	words := k.words[family]
 	for try := 1; ; try++ {
 		set, agreed, failed := k.printWalked(ctx, family, seen, locked)
-		if errors.Is(failed, errForgotten) { // its bytes are looked at once more
+		if errors.Is(failed, errForgotten) { // walk once more
 			var err error
 			if seen, err = k.walk(ctx, family); err != nil {
 				return Snapshot{}, err
 			}
 			set, agreed, failed = k.printWalked(ctx, family, seen, false)
 		}
-		// Asked for alone: to name every rule once more would take as much memory again.
+		// The digest is read alone, because naming every rule once more would take as much
+		// memory again.
 		digest, err := k.reader.digest(ctx, family)
 		if err != nil {
 			return Snapshot{}, errors.Join(failed, err)
@@ -43,8 +44,8 @@ func (k *Kernel) spellOut(ctx context.Context, family rules.Family, seen xtFamil
 		if still && locked && try == 1 { // else another process ignores the lock
 			words.learn(seen, set)
 		}
-		// While a writer never rests, a text that agrees with all bytes is one of that time,
-		// and the next look at the digest finds out.
+		// While a writer never rests, a text that agrees with all bytes was true at that time.
+		// The next look at the digest finds out.
 		if still || try == spellTries && agreed {
 			k.shelf.put(family, set, time.Now())
 			return Snapshot{Family: family, Tables: set, Unreadable: map[rules.TableName]error{}, Digest: seen.digest}, nil
@@ -58,12 +59,13 @@ func (k *Kernel) spellOut(ctx context.Context, family rules.Family, seen xtFamil
 	}
 }
 
-// errForgotten: a trial showed that a known text is another rule's, so that it is known no more.
+// errForgotten: a trial showed that a known text is another rule's, so that canaryd forgot the
+// text.
 var errForgotten = errors.New("a known text is another rule's")
 
-// printWalked returns what was walked with the text that iptables prints of it. A rule of which
-// it prints something else is opaque, and agreed is false then. With tries it tries texts that may
-// be another rule's.
+// printWalked returns the walked family with the texts that iptables prints of it. A rule with a
+// different text is opaque, and then agreed is false. With tries it tries ambiguous texts, which
+// may be another rule's.
 func (k *Kernel) printWalked(ctx context.Context, family rules.Family, walked xtFamily, tries bool) (set rules.Ruleset, agreed bool, err error) {
 	words := k.words[family]
 	verify := func(printed rules.Ruleset) (rules.Ruleset, bool, error) {
@@ -81,15 +83,15 @@ func (k *Kernel) printWalked(ctx context.Context, family rules.Family, walked xt
 	if err == nil && len(unreadable) == 0 && fitsLines(walked, printed) {
 		return verify(printed)
 	}
-	// A rule is printed over several lines, or there are other rules by now.
+	// A rule is printed over several lines, or the rules have changed.
 	if printed, err = k.printUnknown(ctx, family, walked); err != nil {
 		return nil, false, err
 	}
 	return verify(printed)
 }
 
-// fitsLines reports whether as many lines were printed of each chain as it has rules. Each takes
-// one at least: then it is one for each.
+// fitsLines reports whether each chain has as many printed lines as rules. Each rule takes at
+// least one line, so then it has exactly one.
 func fitsLines(walked xtFamily, printed rules.Ruleset) bool {
 	if len(walked.tables) != len(printed) {
 		return false
@@ -140,7 +142,7 @@ func (k *Kernel) printUnknown(ctx context.Context, family rules.Family, walked x
 	return set, nil
 }
 
-// unknown returns the rules of a chain whose texts are not known.
+// unknown returns the rules of a chain without a known text.
 func (l *xtLexicon) unknown(place Place, names []xtName) (unknown []ruleAt) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -153,8 +155,8 @@ func (l *xtLexicon) unknown(place Place, names []xtName) (unknown []ruleAt) {
 	return unknown
 }
 
-// nameText returns the text of a rule if it is known, or known to be none. exact are the rules of
-// its chain that were written by their bytes. Call it locked.
+// nameText returns the text of a rule if it is known, or known to be missing. exact has the
+// rules of its chain that were written by their bytes. Call it locked.
 func (l *xtLexicon) nameText(n xtName, exact map[xtKey]rules.Rule, now uint32) (rules.Rule, bool) {
 	if n.key == (xtKey{}) && n.shape != nil && n.shape.odd != "" {
 		return n.shape.opaque(n.shape.odd), true
@@ -165,8 +167,8 @@ func (l *xtLexicon) nameText(n xtName, exact map[xtKey]rules.Rule, now uint32) (
 	return l.rule(n.key, now)
 }
 
-// verify holds what was printed against what was walked, rule by rule: it returns the text that
-// is known, or what was printed if the bytes agree with it, and an opaque rule if not.
+// verify compares the printed rules with the walked ones. For each rule it returns the known
+// text, or the printed one if the bytes agree with it. Otherwise the rule is opaque.
 func (l *xtLexicon) verify(walked xtFamily, printed rules.Ruleset) (set rules.Ruleset, agreed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -10,8 +10,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// maxTextTrials bounds the restores of one trial. All texts take one; each that is refused takes up
-// to twice as many as halving a list has steps.
+// maxTextTrials bounds the restores of one trial. All texts together need one. Each refused text
+// needs up to twice the number of steps of halving the list.
 const maxTextTrials = 64
 
 const (
@@ -20,20 +20,21 @@ const (
 	saysTwin    = "a rule of other bytes is printed in the same words"
 )
 
-// xtMade is what iptables-restore makes of a text.
+// xtMade is the result of iptables-restore for a text.
 type xtMade struct {
-	content xtKey  // of the rule; zero if it makes none
-	reason  string // why it makes none
+	content xtKey  // of the rule; zero if there is none
+	reason  string // why there is none
 	met     uint32 // when it was last needed, in seconds
 }
 
-// A textToTry is a text that may lead to other bytes than those of the rule that has it.
+// A textToTry is a text that may lead to other bytes than its rule's.
 type textToTry struct {
 	table rules.TableName
 	rule  rules.Rule
 }
 
-// content names a rule's bytes; the index of an ipset, which the text has by its name, is left out.
+// content identifies a rule's bytes without the index of an ipset, because the text has the
+// set's name.
 func (n xtName) content() xtKey {
 	if n.key == (xtKey{}) && n.shape != nil {
 		return n.shape.content
@@ -41,9 +42,10 @@ func (n xtName) content() xtKey {
 	return n.key
 }
 
-// tryTexts finds out what iptables-restore makes of the texts that were printed and may be those of
-// other rules, too. It returns true if a text that was taken for a rule's is not. Call it with the
-// xtables lock held: for two restores there is a chain more, and the table is the same afterwards.
+// tryTexts finds out which rules iptables-restore makes from printed texts that may also be
+// other rules' texts. It returns true if canaryd took a text for the wrong rule's. Call it with
+// the xtables lock held. During two restores the table has an additional chain; afterwards it is
+// unchanged.
 func (k *Kernel) tryTexts(ctx context.Context, family rules.Family, walked xtFamily, printed rules.Ruleset) (wasWrong bool) {
 	words := k.words[family]
 	due := words.untried(walked, printed)
@@ -64,10 +66,10 @@ type textTrial struct {
 	made     map[rules.Key]xtMade // by text
 }
 
-// try tries texts together. If one of them is refused, it tries halves.
+// try tries texts together. If one is refused, it tries halves.
 func (t *textTrial) try(ctx context.Context, due []textToTry) {
 	if t.restores++; t.restores > maxTextTrials || ctx.Err() != nil {
-		return // they are tried with a later read
+		return // a later read tries them
 	}
 	tables := map[rules.TableName]*Script{}
 	var scripts Scripts
@@ -101,7 +103,7 @@ func (t *textTrial) note(rule rules.Rule, made xtMade) {
 	t.made[rule.Key()] = made
 }
 
-// readBack notes which rules stand in the chain of trials.
+// readBack notes the rules in the chain of trials.
 func (t *textTrial) readBack(ctx context.Context, tables map[rules.TableName]*Script) error {
 	words := t.kernel.words[t.family]
 	tried := func(name rules.TableName) bool { return tables[name] != nil }
@@ -121,7 +123,7 @@ func (t *textTrial) readBack(ctx context.Context, tables map[rules.TableName]*Sc
 	})
 }
 
-// remove removes the chain of trials. If that fails, the next trial empties it, and a cleanup
+// remove removes the chain of trials. After a failure, the next trial empties it, and a cleanup
 // removes it.
 func (t *textTrial) remove(ctx context.Context, due []textToTry) {
 	left := map[rules.TableName]bool{}
@@ -137,7 +139,7 @@ func (t *textTrial) remove(ctx context.Context, due []textToTry) {
 	}
 }
 
-// untried returns the printed texts that may be those of other rules, too, each once.
+// untried returns the printed texts that may also be other rules' texts, each once.
 func (l *xtLexicon) untried(walked xtFamily, printed rules.Ruleset) []textToTry {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -170,15 +172,16 @@ func (l *xtLexicon) untried(walked xtFamily, printed rules.Ruleset) []textToTry 
 	return due
 }
 
-// mayBeAnothers reports whether a text may be that of a rule of other bytes, too. Call it locked.
+// mayBeAnothers reports whether a text may also be that of a rule with other bytes. Call it
+// locked.
 func (l *xtLexicon) mayBeAnothers(n xtName, rule rules.Rule) bool {
 	same := l.findKey(rule.Key())
 	return l.trials && (!n.shape.plain || same != nil && l.differs(same, n))
 }
 
-// differs reports whether a word of the same text is of a rule that may mean something else: one of
-// other bytes. Where only revisions of extensions differ, another version of iptables wrote the
-// rule, and its text says all of both. Call it locked.
+// differs reports whether a word of the same text belongs to a rule with other bytes, which may
+// have another meaning. If only revisions of extensions differ, another version of iptables
+// wrote the rule, and its text has the whole meaning of both. Call it locked.
 func (l *xtLexicon) differs(same *xtWord, n xtName) bool {
 	if same.base == 0 || same.key == n.content() {
 		return false
@@ -187,8 +190,8 @@ func (l *xtLexicon) differs(same *xtWord, n xtName) bool {
 	return same.base != base || same.kinds == kinds
 }
 
-// setMade takes up what iptables-restore makes of texts. It forgets a text that it took for the
-// rule of other bytes, and returns true then.
+// setMade stores the results of trials. If it finds a text that was taken for the wrong rule's,
+// it forgets that text and returns true.
 func (l *xtLexicon) setMade(made map[rules.Key]xtMade) (wasWrong bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -202,8 +205,8 @@ func (l *xtLexicon) setMade(made map[rules.Key]xtMade) (wasWrong bool) {
 	return wasWrong
 }
 
-// doubtText returns why a text that agrees with a rule's shape is not the rule's, or nothing. Call
-// it locked.
+// doubtText returns the reason why a text that agrees with a rule's shape is not the rule's, or
+// "". Call it locked.
 func (l *xtLexicon) doubtText(n xtName, rule rules.Rule) string {
 	if made, tried := l.made[rule.Key()]; tried {
 		if made.reason == "" {
@@ -227,7 +230,7 @@ func (l *xtLexicon) doubtText(n xtName, rule rules.Rule) string {
 	return ""
 }
 
-// forgetMade forgets the texts that were last needed before that second. Call it locked.
+// forgetMade drops the texts that were last needed before that second. Call it locked.
 func (l *xtLexicon) forgetMade(horizon int64) {
 	maps.DeleteFunc(l.made, func(_ rules.Key, m xtMade) bool { return int64(m.met) < horizon })
 }

@@ -11,19 +11,19 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// This file walks over what GET_ENTRIES returns. The bytes are treated as
-// hostile: none may make these functions panic or loop.
+// This file walks over the result of GET_ENTRIES. It treats the bytes as hostile: none may make
+// these functions panic or loop.
 
-// An xtLayout says where in struct ipt_entry or ip6t_entry things are, for
-// C compilers that align a u64 at 8 bytes (all but i386).
+// An xtLayout has the offsets in struct ipt_entry or ip6t_entry, for C compilers that align a
+// u64 at 8 bytes (all but i386).
 type xtLayout struct {
 	in, out      int // names of interfaces, each of xtInterfaceLen bytes
 	inMask       int // and their masks
 	outMask      int
 	protocol     int // u16
-	inverse      int // u8: which conditions are inverted
-	targetOffset int // u16: where the target begins, from the entry
-	nextOffset   int // u16: where the next entry begins
+	inverse      int // u8: the inverted conditions
+	targetOffset int // u16: the offset of the target in the entry
+	nextOffset   int // u16: the offset of the next entry
 	comefrom     int // u32: scratch space of the kernel's loop check
 	counters     int // two u64
 	size         int // of the struct; matches follow
@@ -46,11 +46,11 @@ const (
 	xtExtNameAt  = 2
 	xtExtNameLen = 29
 	xtExtDataAt  = 32
-	// xtStandardLen is sizeof(struct xt_standard_target): a verdict of 4 bytes and
-	// as many of padding.
+	// xtStandardLen is sizeof(struct xt_standard_target): a verdict of 4 bytes and 4 bytes of
+	// padding.
 	xtStandardLen = 40
-	// xtError is the target that heads each user chain, with the chain's
-	// name as data, and that ends the table, with the name "ERROR".
+	// xtError is the target that begins each user's chain, with the chain's name as data. It
+	// also ends the table, with the name "ERROR".
 	xtError = "ERROR"
 )
 
@@ -59,16 +59,16 @@ var xtHooks = [5]string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING
 
 var errWalk = errors.New("the kernel's table entries are malformed")
 
-// An xtRule is what is needed to know of one rule.
+// An xtRule holds the facts about one rule that a walk needs.
 type xtRule struct {
 	entry      xtEntry
 	comment    []byte // points into the walked bytes
 	hasComment bool
-	target     bool // it does something other than to fall through
+	target     bool // it does more than to fall through
 }
 
-// An xtVisitor gets each chain and the offset of its first entry, and then
-// of its rules. The last entry of a chain is its policy or its RETURN and no rule.
+// An xtVisitor gets each chain and the offset of its first entry, and then its rules. The last
+// entry of a chain is its policy or its RETURN and no rule.
 type xtVisitor struct {
 	chain func(name string, first int)
 	rule  func(xtRule)
@@ -120,10 +120,10 @@ func walkEntries(family rules.Family, info xtInfo, data []byte, v xtVisitor) err
 	return nil
 }
 
-// fits reports whether the entries are of that shape, as far as they show it: where a
-// built-in chain ends, its policy stands (check_entry_size_and_hooks in ip_tables.c
-// takes no other table). Who moves a rule that is the same as a policy from one
-// built-in chain to another and back in the same moment is not found out.
+// fits reports whether the entries have that shape, as far as they show it. A built-in chain
+// must end with its policy (check_entry_size_and_hooks in ip_tables.c accepts no other table).
+// One change remains unseen: a rule that equals a policy is moved to another built-in chain and
+// back in the same moment.
 func (info xtInfo) fits(family rules.Family, data []byte) bool {
 	layout := xtLayoutOf(family)
 	for hook, offset := range info.underflow {
@@ -140,8 +140,7 @@ func (info xtInfo) fits(family rules.Family, data []byte) bool {
 	return true
 }
 
-// isPolicy reports whether the entry can be a chain's policy: a verdict without any
-// condition.
+// isPolicy reports whether the entry can be a chain's policy: a verdict without any condition.
 func (e xtEntry) isPolicy(layout xtLayout) bool {
 	const nfcache = 4 // bytes, between the addresses and targetOffset
 	conditions := e.whole[:layout.targetOffset-nfcache]
@@ -149,8 +148,8 @@ func (e xtEntry) isPolicy(layout xtLayout) bool {
 		len(bytes.Trim(conditions, "\x00")) == 0 && (e.verdict() == -1 || e.verdict() == -2)
 }
 
-// chainHead reports whether the entry begins a chain: a built-in one by its
-// offset, another one by its target.
+// chainHead reports whether the entry begins a chain. It recognizes a built-in chain by its
+// offset, any other by its target.
 func chainHead(e xtEntry, info xtInfo, at int) (string, bool) {
 	if e.isHead {
 		return nft.String(e.target[xtExtDataAt:]), true
@@ -163,7 +162,7 @@ func chainHead(e xtEntry, info xtInfo, at int) (string, bool) {
 	return "", false
 }
 
-// An xtEntry is one entry, cut up. Its slices point into the walked bytes.
+// An xtEntry is one entry in parts. Its slices point into the walked bytes.
 type xtEntry struct {
 	whole      []byte
 	matches    []byte
@@ -173,7 +172,7 @@ type xtEntry struct {
 	next       int    // the entry's size
 }
 
-// entry cuts up the entry that begins at at, and checks every offset.
+// entry splits the entry that begins at at, and checks every offset.
 func (l xtLayout) entry(data []byte, at int) (xtEntry, error) {
 	rest := data[at:]
 	if len(rest) < l.size {
@@ -190,16 +189,16 @@ func (l xtLayout) entry(data []byte, at int) (xtEntry, error) {
 	return e, nil
 }
 
-// mask removes what changes without a write of rules.
+// mask clears the bytes that change without a write of rules.
 func (l xtLayout) mask(entry []byte) {
 	clear(entry[l.comefrom : l.comefrom+4])
 	clear(entry[l.counters : l.counters+16])
 }
 
-// wideAddresses are where extensions keep addresses and masks of 16 bytes (union nf_inet_addr),
-// from the revision that the row names. Of those, IPv4 uses 4 and the kernel ignores the others.
-// iptables fills them with ones in a rule without a mask, and with zeros in the same rule as it is
-// saved.
+// wideAddresses are the offsets of addresses and masks of 16 bytes in extensions (union
+// nf_inet_addr), from the revision in the row on. IPv4 uses 4 of these bytes, and the kernel
+// ignores the others. iptables fills them with ones in a rule without a mask, and with zeros in
+// the same rule as it is saved.
 var wideAddresses = map[string]struct {
 	revision byte
 	at       []int
@@ -212,7 +211,7 @@ var wideAddresses = map[string]struct {
 	"HMARK":  {0, []int{0, 16}},
 }
 
-// maskWide clears in an extension of IPv4 what says nothing: the ends of wide addresses.
+// maskWide clears the meaningless bytes in an extension of IPv4: the ends of wide addresses.
 func maskWide(ext []byte) { maskWideIn(string(extName(ext)), ext[xtExtDataAt-1], ext[xtExtDataAt:]) }
 
 // maskWideIn is maskWide for the data of an extension.
@@ -228,10 +227,9 @@ func maskWideIn(name string, revision byte, data []byte) {
 	}
 }
 
-// rule reads the entry's comment and whether its target does something.
-// iptables writes "no target" as a standard verdict that jumps to the next
-// entry; a jump to a chain never ends there, since a chain begins behind its
-// head.
+// rule reads the entry's comment and whether its target does something. iptables writes "no
+// target" as a standard verdict that jumps to the next entry. A jump to a chain never ends
+// there, because a chain begins behind its head.
 func (e xtEntry) rule(at int) xtRule {
 	r := xtRule{entry: e, target: !e.isStandard || e.verdict() != at+e.next}
 	e.eachMatch(func(m []byte) {
@@ -242,13 +240,13 @@ func (e xtEntry) rule(at int) xtRule {
 	return r
 }
 
-// verdict returns what a standard target says: below zero a verdict, else the
-// offset where to go on.
+// verdict returns the content of a standard target: a verdict below zero, or the offset of the
+// next entry to visit.
 func (e xtEntry) verdict() int {
 	return int(int32(binary.NativeEndian.Uint32(e.target[xtExtDataAt:])))
 }
 
-// eachMatch calls f for each match. One that is cut off names nothing.
+// eachMatch calls f for each match. It ends at a truncated match.
 func (e xtEntry) eachMatch(f func(m []byte)) {
 	for rest := e.matches; len(rest) >= xtExtDataAt; {
 		size := int(binary.NativeEndian.Uint16(rest))
@@ -260,8 +258,8 @@ func (e xtEntry) eachMatch(f func(m []byte)) {
 	}
 }
 
-// indexed reports whether the entry holds a number that means something only as
-// long as it stands: ipset's match and target name their set by its index.
+// indexed reports whether the entry contains a number that has a meaning only while the entry is
+// in the table. ipset's match and target name their set by its index.
 func (e xtEntry) indexed() bool {
 	found := string(extName(e.target)) == "SET"
 	e.eachMatch(func(m []byte) { found = found || string(extName(m)) == "set" })
@@ -272,9 +270,9 @@ func extName(ext []byte) []byte {
 	return nft.UntilNUL(ext[xtExtNameAt : xtExtNameAt+xtExtNameLen])
 }
 
-// mark returns a rule's comment if the rule is nothing but a mark, as iptables-legacy
-// 1.8.9 writes it: no condition, match "comment" revision 0, no target. A mark has a
-// colon, for which it is printed in quotes.
+// mark returns a rule's comment if the rule is only a mark, as iptables-legacy 1.8.9 writes it:
+// no condition, match "comment" revision 0, no target. A mark has a colon, for which it is
+// printed in quotes.
 func (r xtRule) mark(layout xtLayout) (string, bool) {
 	e := r.entry
 	if r.target || len(e.target) != xtStandardLen || len(e.matches) != xtExtDataAt+commentSize || !bytes.HasPrefix(r.comment, []byte(markPrefix)) {
@@ -287,8 +285,8 @@ func (r xtRule) mark(layout xtLayout) (string, bool) {
 	return comment, plain && isMarkComment(comment) && strings.Contains(comment, ":")
 }
 
-// verdictName returns what iptables calls a verdict (NF_DROP, NF_ACCEPT and XT_RETURN
-// as a standard target has them); "" for others.
+// verdictName returns iptables' name for a verdict (NF_DROP, NF_ACCEPT and XT_RETURN as a
+// standard target has them); "" for others.
 func verdictName(verdict int) string {
 	switch verdict {
 	case -1:
@@ -301,7 +299,7 @@ func verdictName(verdict int) string {
 	return ""
 }
 
-// targetName spares an allocation for the names of which there are thousands.
+// targetName saves an allocation for the most frequent names.
 func targetName(name []byte) string {
 	switch string(name) {
 	case "DNAT":

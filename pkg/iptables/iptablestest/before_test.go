@@ -40,14 +40,15 @@ COMMIT
 
 const youngPort = "*nat\n-A PORTS -p tcp -m tcp --dport 81 -j RETURN\nCOMMIT\n"
 
-// TestBefore: what Kernel and Fake show of the moment before commits that may be parts of a flush
-// is as it was, and only where it may be needed.
+// TestBefore: a program flushes parts of the tables, step by step. Kernel and Fake must show the
+// state right before, but only if it may be needed.
 func TestBefore(t *testing.T) {
 	type write func(text string)
 	for _, test := range []struct {
 		name string
 		do   func(write)
-		// want is, by table, what PORTS of nat holds in its state before; none: nothing is shown.
+		// want has, by table, the rules of nat's PORTS in the state before; nil means that none
+		// is shown.
 		want map[rules.TableName][]string
 	}{
 		{"a rule is added", func(w write) { w(youngPort) }, nil},
@@ -121,7 +122,7 @@ func TestBefore(t *testing.T) {
 				f := iptablestest.NewFake(iptables.NFT)
 				run(t, f, func(text string) {
 					if strings.Contains(text, "-Z") {
-						return // counters are not in a Fake
+						return // a Fake has no counters
 					}
 					must(t, f.RestoreNoflush(v4, text))
 				})
@@ -141,7 +142,7 @@ func TestBefore(t *testing.T) {
 	}
 }
 
-// TestBeforeOwnCommits: canaryd's own commits are no flush.
+// TestBeforeOwnCommits: canaryd itself empties a chain; that must not count as a flush.
 func TestBeforeOwnCommits(t *testing.T) {
 	run := func(t *testing.T, k beforeKernel) {
 		session, err := k.Begin(t.Context())
@@ -173,9 +174,9 @@ func TestBeforeOwnCommits(t *testing.T) {
 	})
 }
 
-// TestBeforeOfRulesWithoutWords: a rule that canaryd cannot spell is there by its
-// bytes, and comes back by them. A rule with the number of an ipset is not certain, and so nothing
-// is shown.
+// TestBeforeOfRulesWithoutWords: a flush deletes a rule that canaryd cannot spell; the state
+// before must have its bytes. For a rule with an ipset's number nothing may be shown, because
+// the number's name is not certain.
 func TestBeforeOfRulesWithoutWords(t *testing.T) {
 	for _, test := range []struct {
 		name, prepare, rule string

@@ -19,12 +19,12 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// An operation is something that can be done to the kernel and to a Fake.
+// An operation is a command for the kernel and its equivalent for a Fake.
 type operation struct {
 	name    string
 	family  rules.Family // 0 is IPv4
 	nftOnly bool
-	program string // without "iptables-BACKEND" in front if it begins with "-"
+	program string // a leading "-" replaces "iptables-BACKEND"
 	args    []string
 	input   string
 	fake    func(f *iptablestest.Fake, family rules.Family) error
@@ -82,7 +82,7 @@ func in6(op operation) operation {
 	return op
 }
 
-// operations is one long life of a namespace.
+// operations are the commands in one long life of a namespace.
 func operations() []operation {
 	return []operation{
 		flush("raw"), deleteChains("raw"), flush("raw", "NOPE"),
@@ -188,9 +188,9 @@ func operations() []operation {
 	}
 }
 
-// TestFakeConformance does the same to the Fake and to the kernel, and compares
-// what is there after each step: what iptables-save prints, whether it was
-// refused and how, and on nft the number of commits and the chains that exist.
+// TestFakeConformance: the Fake and the kernel execute the same commands. After each, the output
+// of iptables-save and the refusal must be equal, and on nft also the number of commits and the
+// existing chains.
 func TestFakeConformance(t *testing.T) {
 	for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
 		t.Run(string(backend), func(t *testing.T) {
@@ -242,13 +242,13 @@ func conform(t *testing.T, backend iptables.Backend) {
 	}
 }
 
-// A refusal is how a program says no.
+// A refusal is a program's exit code and complaint.
 type refusal struct {
 	Exit   int
 	Stderr string
 }
 
-// noise is what the programs print and the Fake leaves out.
+// noise matches output of the programs that the Fake omits.
 var noise = regexp.MustCompile("(?m)^(# Warning: .*|Try `.*)\n")
 
 func real(t *testing.T, backend iptables.Backend, op operation) refusal {
@@ -266,8 +266,8 @@ func real(t *testing.T, backend iptables.Backend, op operation) refusal {
 	return refusal{cmd.ProcessState.ExitCode(), sortWords(noise.ReplaceAllString(stderr.String(), ""))}
 }
 
-// sortWords makes a text comparable whose line breaks became semicolons and in
-// which the kernel's complaints stand in the order of a hash.
+// sortWords makes a text comparable in which semicolons replaced line breaks, and a hash
+// determined the order of the kernel's complaints.
 func sortWords(text string) string {
 	words := strings.Fields(strings.ReplaceAll(text, "; ", " "))
 	slices.Sort(words)
@@ -290,8 +290,8 @@ func save(t *testing.T, backend iptables.Backend, family rules.Family) string {
 	return nstest.Command(t, tool(backend, family, "save"))
 }
 
-// parsed gives what matters of a save: tables by name, chains by name, policy,
-// rules in order.
+// parsed returns the relevant parts of a save: tables by name, chains by name, policy, rules in
+// order.
 func parsed(t *testing.T, text string) map[rules.TableName]map[string]rules.Chain {
 	t.Helper()
 	set, unreadable, err := rules.Parse(strings.NewReader(text))
@@ -326,7 +326,7 @@ func chainsInKernel(t *testing.T) []string {
 	return all
 }
 
-// chainsInFake asks a Fake, by probes, for the chains that its save names.
+// chainsInFake probes a Fake for the chains that its save names.
 func chainsInFake(t *testing.T, fake *iptablestest.Fake) []string {
 	t.Helper()
 	var all []string
@@ -361,7 +361,7 @@ func stamp(t *testing.T, fake *iptablestest.Fake, family rules.Family) uint64 {
 	return s.Value
 }
 
-// genid asks the kernel for its ruleset counter.
+// genid reads the kernel's ruleset counter.
 func genid(t *testing.T) uint64 {
 	t.Helper()
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)

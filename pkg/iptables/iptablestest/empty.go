@@ -7,7 +7,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// RemoveEmpty deletes a table as the Kernel's does.
+// RemoveEmpty deletes an empty table like Kernel.RemoveEmpty.
 func (f *Fake) RemoveEmpty(ctx context.Context, family rules.Family, table rules.TableName) (bool, error) {
 	if f.kind != iptables.NFT {
 		return false, nil

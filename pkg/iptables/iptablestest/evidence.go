@@ -8,19 +8,18 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// evidence is what the Fake says of the backends. What is written to the
-// Fake has no part in it.
+// evidence holds the Fake's answers about the backends. Writes to the Fake do not change them.
 type evidence struct {
 	nft, legacy iptables.Count
 	forced      bool
 	stamp       uint64 // how often the counts were set
-	weighed     uint64 // what stamp was when GatherEvidence returned last
+	weighed     uint64 // the stamp at the last return of GatherEvidence
 	err         error
 	takes       time.Duration
 	gathered    int
 }
 
-// SetCounts is what both backends hold from now on, which moves the evidence.
+// SetCounts sets the counts of both backends, which moves the evidence.
 func (f *Fake) SetCounts(nft, legacy iptables.Count) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -28,7 +27,7 @@ func (f *Fake) SetCounts(nft, legacy iptables.Count) {
 	f.evidence.stamp++
 }
 
-// ForceBackend makes the Fake's backend one that was asked for.
+// ForceBackend marks the Fake's backend as forced.
 func (f *Fake) ForceBackend() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -56,8 +55,7 @@ func (f *Fake) EvidenceGathered() int {
 	return f.evidence.gathered
 }
 
-// Evidence returns what speaks for the Fake's backend at first: Info's reason,
-// and a hint chain.
+// Evidence returns the first evidence for the Fake's backend: Info's reason, and a hint chain.
 func (f *Fake) Evidence() iptables.Evidence {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -67,9 +65,9 @@ func (f *Fake) Evidence() iptables.Evidence {
 	}
 }
 
-// Moved reports whether SetCounts was called since GatherEvidence returned last, or
-// ever if last is Evidence's. Unlike the Kernel's it makes no difference
-// between the backends. It fails with FailEvidence's error.
+// Moved reports whether SetCounts was called since the last return of GatherEvidence, or ever
+// without one. Unlike Kernel.Moved it does not distinguish the backends. It fails with
+// FailEvidence's error.
 func (f *Fake) Moved(ctx context.Context, _ iptables.Evidence) (bool, error) {
 	if err := ctx.Err(); err != nil {
 		return false, err
@@ -79,7 +77,7 @@ func (f *Fake) Moved(ctx context.Context, _ iptables.Evidence) (bool, error) {
 	return f.evidence.err == nil && f.evidence.stamp != f.evidence.weighed, f.evidence.err
 }
 
-// GatherEvidence decides by what SetCounts said. It fails with FailEvidence's error.
+// GatherEvidence decides by the counts of SetCounts. It fails with FailEvidence's error.
 func (f *Fake) GatherEvidence(ctx context.Context) (iptables.Evidence, error) {
 	f.mu.Lock()
 	f.evidence.gathered++

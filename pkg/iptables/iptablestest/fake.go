@@ -1,8 +1,8 @@
 // Package iptablestest is iptables in memory, for tests: a kernel, the programs that write to it,
 // and faults on demand.
 //
-// A [Fake] has the methods of an iptables.Kernel, and those of other programs that write. Its
-// methods may be called from several goroutines.
+// A [Fake] has the methods of an iptables.Kernel, and methods for other programs that write.
+// They may be called from several goroutines.
 package iptablestest
 
 import (
@@ -21,30 +21,27 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A Fake is one network namespace's iptables in memory, for tests that want no
-// root: it has Kernel's methods, other programs' ways to write (Writer,
-// which it embeds), and faults on demand.
+// A Fake is one network namespace's iptables in memory, for tests without root. It has Kernel's
+// methods, the writes of other programs (Writer, which it embeds), and faults on demand.
 //
-// It behaves as the kernel and the tools of its backend were measured to. On
-// nft a table and its built-in chains come into being when something is written
-// to them and can be deleted, each commit that changes something moves the genid
-// that both families share, and listeners hear of it. On legacy a table is
-// complete from the moment it is first named and stays, nothing announces a
-// write but the release of the xtables lock, and a Stamp is blind to a rule that
-// replaces another.
+// It behaves as measured with the kernel and the tools of its backend. On nft, the first write
+// creates a table and its built-in chains, and all of them can be deleted. Each commit with a
+// change moves the genid, which both families share, and informs the listeners. On legacy a
+// table is complete from its first mention on, and stays. Only the release of the xtables lock
+// announces a write. A Stamp does not show a rule that replaces another.
 //
-// All methods may be called from several goroutines. Listeners and hooks run in
-// the goroutine that writes, without any lock of the Fake's held (a legacy
-// session still has the xtables lock), so they may call the Fake. It does no
-// I/O and waits only for channels and timers, so it works in a synctest bubble.
+// All methods may be called from several goroutines. Listeners and hooks run in the writing
+// goroutine, without a lock of the Fake, so they may call the Fake. Only a legacy session still
+// has the xtables lock then. A Fake does no I/O and waits only for channels and timers, so it
+// works in a synctest bubble.
 type Fake struct {
-	// Writer is the program that writes if no other is named.
+	// Writer is the default program for writes.
 	Writer
 
 	kind     iptables.Backend // never changes
 	families []rules.Family
 	lock     chan struct{} // the xtables lock: full while another process holds it
-	sets     *Sets         // what rules depend on besides chains
+	sets     *Sets         // objects besides chains that rules depend on
 
 	mu         sync.Mutex
 	info       iptables.Info
@@ -63,8 +60,8 @@ type Fake struct {
 	passenger  Passenger // nil: none
 }
 
-// NewFake returns a namespace of backend in which nothing was written yet. No
-// families means both. In a test that uses synctest, call it inside the bubble.
+// NewFake returns a namespace of backend without any writes. No families means both. In a test
+// that uses synctest, call it inside the bubble.
 func NewFake(backend iptables.Backend, families ...rules.Family) *Fake {
 	if len(families) == 0 {
 		families = rules.Families()
@@ -86,9 +83,9 @@ func NewFake(backend iptables.Backend, families ...rules.Family) *Fake {
 	return f
 }
 
-// Copy returns a Fake with the same tables, at the same genid, that heard of no commit yet. It has
-// neither listeners nor faults, nor f's ipsets. In a test that uses synctest, call it inside the
-// bubble; f may be from outside.
+// Copy returns a Fake with the same tables and genid, for which no commit is known yet. It has
+// no listeners and no faults, and does not have f's ipsets. In a test that uses synctest, call
+// it inside the bubble; f may be from outside.
 func (f *Fake) Copy() *Fake {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -98,14 +95,14 @@ func (f *Fake) Copy() *Fake {
 	return c
 }
 
-// Info returns what SetInfo set, or a plain 1.8.9 of the Fake's backend.
+// Info returns the Info of SetInfo, or a plain 1.8.9 of the Fake's backend.
 func (f *Fake) Info() iptables.Info {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.info
 }
 
-// SetInfo changes what Info says. The backend stays what it was.
+// SetInfo changes the result of Info. The backend stays unchanged.
 func (f *Fake) SetInfo(info iptables.Info) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -113,13 +110,13 @@ func (f *Fake) SetInfo(info iptables.Info) {
 	f.info = info
 }
 
-// Families returns the families that NewFake was given, in their fixed order.
+// Families returns the families of NewFake, in their fixed order.
 func (f *Fake) Families() []rules.Family { return slices.Clone(f.families) }
 
 func (f *Fake) backend() iptables.Backend { return f.kind }
 
-// Stamp returns the genid on nft, and a hash of the numbers of chains and rules
-// on legacy. It fails like Probe.
+// Stamp returns the genid on nft, and a hash of the numbers of chains and rules on legacy. It
+// fails like Probe.
 func (f *Fake) Stamp(ctx context.Context, family rules.Family) (iptables.Stamp, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -135,7 +132,7 @@ func (f *Fake) Stamp(ctx context.Context, family rules.Family) (iptables.Stamp, 
 	for _, t := range f.ordered(family) {
 		_, _ = h.Write(binary.BigEndian.AppendUint64([]byte(t.Name), uint64(len(t.Chains))<<32|uint64(t.RuleCount())))
 		if i := slices.Index(protect.Tables(), t.Name); i >= 0 {
-			// As large as the kernel's entries are, or nearly.
+			// About as large as the kernel's entries.
 			stamp.Shapes[i] = iptables.Shape{
 				Value: uint64(len(t.Chains))<<32 | uint64(t.RuleCount()),
 				Size:  uint32(300*len(t.Chains) + 400*t.RuleCount()),
@@ -146,7 +143,7 @@ func (f *Fake) Stamp(ctx context.Context, family rules.Family) (iptables.Stamp, 
 	return stamp, nil
 }
 
-// ProbeOnly returns what each of the places holds. It fails like Probe.
+// ProbeOnly returns the Holding of each place. It fails like Probe.
 func (f *Fake) ProbeOnly(ctx context.Context, family rules.Family, places []iptables.Place) (iptables.Probed, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -161,10 +158,9 @@ func (f *Fake) ProbeOnly(ctx context.Context, family rules.Family, places []ipta
 	return only, nil
 }
 
-// Probe returns what each of the places holds. It sees tables that
-// DropTableFromReads hides, as the kernel's own answer does. It fails with
-// ErrNoFamily, with FailProbes' error, with ErrLocked after ReadsNeedLock, and
-// when ctx is done.
+// Probe returns the Holding of each place. Like the kernel's own answer, it shows tables that
+// DropTableFromReads hides. It fails with ErrNoFamily, with FailProbes' error, with ErrLocked
+// after ReadsNeedLock, and after the end of ctx.
 func (f *Fake) Probe(ctx context.Context, family rules.Family, places []iptables.Place) (iptables.Probed, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -204,17 +200,16 @@ func (f *Fake) holding(family rules.Family, p iptables.Place) iptables.Holding {
 	return h
 }
 
-// Read returns everything that family's tables hold, as iptables-save prints it:
-// with all built-in chains of a table, even if nf_tables, and so Probe, does not
-// know them yet. The tables share the Fake's memory, as those of the Kernel share its mirror's:
-// callers do not change them.
-// It fails with ErrNoFamily, with FailReads' error, with ErrLocked after
-// ReadsNeedLock, and when ctx is done.
+// Read returns the whole content of the family's tables, as iptables-save prints it. It has all
+// built-in chains of a table, even if nf_tables, and so Probe, does not have them yet. The
+// tables share the Fake's memory, as the Kernel's share its mirror's: callers must not change
+// them. It fails with ErrNoFamily, with FailReads' error, with ErrLocked after ReadsNeedLock,
+// and after the end of ctx.
 func (f *Fake) Read(ctx context.Context, family rules.Family) (iptables.Snapshot, error) {
 	return f.read(ctx, family, false)
 }
 
-// read is Read; holder says that the caller has the xtables lock.
+// read is Read; holder means that the caller has the xtables lock.
 func (f *Fake) read(ctx context.Context, family rules.Family, holder bool) (iptables.Snapshot, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -225,7 +220,7 @@ func (f *Fake) read(ctx context.Context, family rules.Family, holder bool) (ipta
 	return f.snapshot(family, f.digest(family)), nil
 }
 
-// snapshot returns what the tables hold now. Call with the Fake locked.
+// snapshot returns the current content of the tables. Call with the Fake locked.
 func (f *Fake) snapshot(family rules.Family, digest uint64) iptables.Snapshot {
 	snap := iptables.Snapshot{
 		Family:     family,
@@ -243,7 +238,7 @@ func (f *Fake) snapshot(family rules.Family, digest uint64) iptables.Snapshot {
 	return snap
 }
 
-// mayRead says why a read that is not the lock holder's must fail now.
+// mayRead returns the error of a read by a caller without the lock, or nil.
 func (f *Fake) mayRead(ctx context.Context, family rules.Family, fault error) error {
 	return f.mayReadAs(ctx, family, fault, false)
 }
@@ -278,7 +273,8 @@ func (f *Fake) digest(family rules.Family) uint64 {
 	return h.Sum64()
 }
 
-// sum is a hash of a table's content. Tests look thousands of times whether it moved.
+// sum returns a hash of a table's content. Tests check thousands of times whether it has
+// changed.
 func (f *Fake) sum(t *rules.Table) uint64 {
 	sum, known := f.sums[t]
 	if !known {
@@ -302,7 +298,7 @@ func (f *Fake) sum(t *rules.Table) uint64 {
 	return sum
 }
 
-// seed makes the sums of all Fakes alike.
+// seed gives all Fakes the same sums.
 var seed = maphash.MakeSeed()
 
 // ordered returns family's tables in the fixed order of rules.AllTables.
@@ -316,8 +312,7 @@ func (f *Fake) ordered(family rules.Family) []*rules.Table {
 	return tables
 }
 
-// takeLock waits for the xtables lock as long as wait says; negative is for
-// ever.
+// takeLock waits for the xtables lock, at most the time wait. Negative means without limit.
 func (f *Fake) takeLock(ctx context.Context, wait time.Duration) error {
 	select {
 	case f.lock <- struct{}{}:
@@ -343,8 +338,8 @@ func (f *Fake) takeLock(ctx context.Context, wait time.Duration) error {
 	}
 }
 
-// releaseLock frees the xtables lock and informs the listeners, as the kernel
-// announces a lock file that is closed.
+// releaseLock frees the xtables lock and informs the listeners, as the kernel announces the
+// close of a lock file.
 func (f *Fake) releaseLock() {
 	<-f.lock
 	f.mu.Lock()

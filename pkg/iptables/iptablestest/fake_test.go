@@ -24,7 +24,7 @@ const (
 	v6 = rules.IPv6
 )
 
-// canaryText plants a canary and jumps a chain.
+// canaryText plants a canary, and a chain with a jump to it.
 const canaryText = `*nat
 :CANARY - [0:0]
 :SVC - [0:0]
@@ -36,7 +36,7 @@ COMMIT
 
 var backends = []iptables.Backend{iptables.NFT, iptables.Legacy}
 
-// onBoth runs a test with a Fake of each backend in which canaryText stands.
+// onBoth runs a test with a Fake of each backend that contains canaryText.
 func onBoth(t *testing.T, test func(t *testing.T, f *iptablestest.Fake)) {
 	for _, backend := range backends {
 		t.Run(string(backend), func(t *testing.T) {
@@ -83,7 +83,7 @@ func TestFakeProbe(t *testing.T) {
 	canary := iptables.Place{Table: rules.Nat, Chain: "CANARY"}
 	onBoth(t, func(t *testing.T, f *iptablestest.Fake) {
 		legacy := f.Info().Backend == iptables.Legacy
-		absent := iptables.NoChain // nft has only those built-in chains that were written to
+		absent := iptables.NoChain // nft has a built-in chain only after a write
 		if legacy {
 			absent = iptables.Present
 		}
@@ -109,7 +109,8 @@ func TestFakeProbe(t *testing.T) {
 	})
 }
 
-// TestFakeStampAndDigest says, for each way to write, whether it is noticed.
+// TestFakeStampAndDigest: a program writes in different ways; the stamp and the digest must show
+// each write as the real ones do.
 func TestFakeStampAndDigest(t *testing.T) {
 	type noticed struct{ Stamp, Digest bool }
 	both, neither := noticed{true, true}, noticed{}
@@ -159,8 +160,8 @@ func TestFakeStampAndDigest(t *testing.T) {
 	}
 }
 
-// TestFakeSnapshotStays: the Fake shares its memory with the snapshots that it gave, and with its
-// copies; no write, also one that fails, changes them.
+// TestFakeSnapshotStays: programs write while a test still has a snapshot and a copy, which
+// share the Fake's memory. No write, not even a failed one, may change them.
 func TestFakeSnapshotStays(t *testing.T) {
 	for _, lines := range [][]string{
 		{"-A SVC -s 192.0.2.1/32 -j ACCEPT", "-A NEW -j RETURN"},
@@ -188,8 +189,8 @@ func TestFakeSnapshotStays(t *testing.T) {
 	}
 }
 
-// TestFakeReasons holds the refusals that callers tell apart; their texts are
-// compared with the programs' own by TestFakeConformance.
+// TestFakeReasons: a session restores bad lines; each refusal must have the reason by which
+// callers decide. TestFakeConformance compares the texts with the programs' own.
 func TestFakeReasons(t *testing.T) {
 	for _, tt := range []struct {
 		name, line  string
@@ -244,7 +245,8 @@ func TestFakeNoFamily(t *testing.T) {
 	}
 }
 
-// TestFakeCommits watches a namespace: who committed, and how often.
+// TestFakeCommits: programs write to a namespace; listeners must hear who committed, and how
+// often.
 func TestFakeCommits(t *testing.T) {
 	for _, backend := range backends {
 		t.Run(string(backend), func(t *testing.T) {
@@ -321,7 +323,8 @@ func TestFakeConcurrent(t *testing.T) {
 	})
 }
 
-// TestFakeLock holds what the xtables lock does and whom it keeps waiting.
+// TestFakeLock: a program holds the xtables lock; exactly the calls that need the lock must wait
+// or fail.
 func TestFakeLock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := iptablestest.NewFake(iptables.Legacy)

@@ -8,12 +8,12 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// faults is what a test asked to go wrong.
+// faults holds the faults that a test requested.
 type faults struct {
 	reads, probes error
 	readsNeedLock bool
 	lockWait      time.Duration
-	restores      int // how many more fail; negative is all
+	restores      int // the remaining failures; negative is all
 	reason        iptables.Reason
 	partial       int // the table, counted from 1, at which the next restore fails
 	lies          int
@@ -23,63 +23,62 @@ type faults struct {
 	before        func()
 }
 
-// counts is what the Fake was asked to do.
+// counts counts the calls of the Fake's methods.
 type counts struct {
 	stamps, urgentProbes, probes, reads, begins, restores int
 }
 
-// HoldLock takes the xtables lock on behalf of another program, waiting until
-// it is free. Until release is called (once), Begin returns ErrLocked and
-// FakeWriters wait. On nft nothing looks at the lock.
+// HoldLock takes the xtables lock for another program, and waits until it is free. Until the
+// only call of release, Begin returns ErrLocked and Writers wait. On nft the lock has no effect.
 func (f *Fake) HoldLock() (release func()) {
 	f.lock <- struct{}{}
 	return f.releaseLock
 }
 
-// LockWait makes Begin wait that long for a held lock, as the real one does. At
-// first it does not wait at all.
+// LockWait makes Begin wait that long for a held lock, as the Kernel does. By default it does
+// not wait.
 func (f *Fake) LockWait(d time.Duration) { f.change(func(t *faults) { t.lockWait = d }) }
 
-// ReadsNeedLock makes Read, Probe, ProbeOnly and Stamp return ErrLocked on legacy while
-// another program holds the lock, as "iptables-legacy -S" fails then.
+// ReadsNeedLock makes Read, Probe, ProbeOnly and Stamp return ErrLocked on legacy while another
+// program holds the lock. "iptables-legacy -S" fails like this.
 func (f *Fake) ReadsNeedLock(yes bool) { f.change(func(t *faults) { t.readsNeedLock = yes }) }
 
-// FailReads makes Read, a session's too, return err until FailReads(nil).
+// FailReads makes Read, also a session's, return err until FailReads(nil).
 func (f *Fake) FailReads(err error) { f.change(func(t *faults) { t.reads = err }) }
 
 // FailProbes makes Probe, ProbeOnly and Stamp return err until FailProbes(nil).
 func (f *Fake) FailProbes(err error) { f.change(func(t *faults) { t.probes = err }) }
 
-// FailRestores makes the next n restores of sessions write nothing and return a
-// *RestoreError with this reason; a negative n means all, 0 none any more.
+// FailRestores makes the next n restores of sessions write nothing and return a *RestoreError
+// with this reason. A negative n means all, 0 ends the fault.
 func (f *Fake) FailRestores(n int, reason iptables.Reason) {
 	f.change(func(t *faults) { t.restores, t.reason = n, reason })
 }
 
-// PartialCommit makes a session's next restore fail at the k-th table of its
-// payload, counted from 1, with ReasonOther: the tables before it are written.
+// PartialCommit makes a session's next restore fail at the k-th table of its payload, counted
+// from 1, with ReasonOther. The tables before it are written.
 func (f *Fake) PartialCommit(k int) { f.change(func(t *faults) { t.partial = k }) }
 
 // Lie makes the next n restores of sessions write nothing and report success.
 func (f *Fake) Lie(n int) { f.change(func(t *faults) { t.lies = n }) }
 
 // Swallow makes each restore of a session whose text contains this write nothing and report
-// success, as iptables-restore does with a line that it reads as an option of its own; "" ends
-// that.
+// success. iptables-restore does that with a line that it reads as an option of its own. "" ends
+// the fault.
 func (f *Fake) Swallow(text string) { f.change(func(t *faults) { t.swallow = text }) }
 
 // Misread makes each restore of a session read one text as another, as iptables-legacy does with
-// what it prints of "! -i +"; "" ends that.
+// its own output for "! -i +". "" ends the fault.
 func (f *Fake) Misread(text, as string) { f.change(func(t *faults) { t.misread, t.as = text, as }) }
 
-// RestoreTakes makes every restore of a session last that long before it writes.
-// As with the real Kernel, the end of the context does not cut it short.
+// RestoreTakes makes every restore of a session last that long before it writes. As with the
+// Kernel, the end of the context does not stop it.
 func (f *Fake) RestoreTakes(d time.Duration) { f.change(func(t *faults) { t.takes = d }) }
 
-// BeforeRestore registers fn to run in every restore of a session between the
-// check that no process wrote since the read and the write itself; nil removes it.
-// On nft what fn writes makes the restore raced. On legacy the session holds the
-// lock meanwhile, so only Bypassing writers can write in fn, and no process notices.
+// BeforeRestore registers fn, which runs in every restore of a session, between the check for
+// other writes and its own write; nil removes it. On nft, a write in fn makes the restore raced.
+// On legacy the session holds the lock meanwhile, so only Bypassing writers can write in fn,
+// unseen.
 func (f *Fake) BeforeRestore(fn func()) { f.change(func(t *faults) { t.before = fn }) }
 
 func (f *Fake) change(set func(*faults)) {
@@ -88,8 +87,8 @@ func (f *Fake) change(set func(*faults)) {
 	set(&f.faults)
 }
 
-// DropTableFromReads puts a table, if it exists, into every Snapshot's
-// Unreadable with err, as a native nft rule does; a nil err gives it back.
+// DropTableFromReads puts a table, if it exists, into every Snapshot's Unreadable with err, as a
+// native nft rule does. A nil err makes it readable again.
 func (f *Fake) DropTableFromReads(family rules.Family, table rules.TableName, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -99,19 +98,18 @@ func (f *Fake) DropTableFromReads(family rules.Family, table rules.TableName, er
 	f.unreadable[family.Table(table)] = err
 }
 
-// OnCommit registers fn to be called after every commit to nf_tables, a
-// session's own too. On legacy nothing announces a commit. Writers that run at
-// the same time may call it in either order.
+// OnCommit registers fn, which is called after every commit to nf_tables, also a session's own.
+// On legacy no commit is announced. Writers that run at the same time may call it in either
+// order.
 func (f *Fake) OnCommit(fn func(nft.Commit)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.onCommit = append(f.onCommit, fn)
 }
 
-// OnUnlock registers fn to be called whenever another process lets go of the xtables
-// lock: a Writer after each table, HoldLock's release, a session's Close. It
-// says nothing about whether anything was written, and is silent on nft but for
-// HoldLock.
+// OnUnlock registers fn, which is called at every release of the xtables lock: by a Writer after
+// each table, HoldLock's release, or a session's Close. A call does not prove a write. On nft
+// only HoldLock causes it.
 func (f *Fake) OnUnlock(fn func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -127,14 +125,14 @@ func (f *Fake) Probes() int { return f.count().probes }
 // ProbesOnly returns how often ProbeOnly was called.
 func (f *Fake) ProbesOnly() int { return f.count().urgentProbes }
 
-// Reads returns how often a full read was asked for, by sessions too.
+// Reads returns the number of full reads, including those by sessions.
 func (f *Fake) Reads() int { return f.count().reads }
 
 // Begins returns how often Begin was called.
 func (f *Fake) Begins() int { return f.count().begins }
 
-// Restores returns how often a session handed a payload to iptables-restore,
-// successfully or not; a restore given up as stale is not counted.
+// Restores returns how often a session executed iptables-restore with a payload, successfully or
+// not. It does not count stale restores.
 func (f *Fake) Restores() int { return f.count().restores }
 
 func (f *Fake) count() counts {

@@ -15,20 +15,19 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestFakeLikeKernel lets a Fake and the real Kernel live through the same
-// reads and sessions and compares everything that they answer.
+// TestFakeLikeKernel: a test runs the same reads and sessions with a Fake and the real Kernel;
+// all answers must be equal.
 func TestFakeLikeKernel(t *testing.T) {
 	for _, backend := range backends {
 		t.Run(string(backend), func(t *testing.T) {
 			nstest.NeedProgram(t, "iptables-"+string(backend))
 			nstest.Run(t, func(t *testing.T) {
-				// The Fake is of the text path: on the direct one, where a
-				// refusal names a line, that is a line of what was left to
-				// iptables-restore.
+				// The Fake is like the text path. On the direct path, a line in a refusal counts
+				// only in the part for iptables-restore.
 				k, err := iptables.Open(t.Context(), iptables.Config{Backend: backend, Replay: iptables.ReplayText})
 				must(t, err)
 				defer func() { must(t, k.Close()) }()
-				// A real foreign writer with another lock file, as Bypassing.
+				// A real foreign writer with another lock file, like Bypassing.
 				foreign := func(text string) {
 					nstest.CommandInput(t, text, "env", "XTABLES_LOCKFILE=/run/other.lock", tool(backend, v4, "restore"), "--noflush")
 				}
@@ -43,7 +42,7 @@ func TestFakeLikeKernel(t *testing.T) {
 	}
 }
 
-// kernel is what answers asks.
+// kernel has the methods that answers calls.
 type kernel interface {
 	Stamp(context.Context, rules.Family) (iptables.Stamp, error)
 	ProbeOnly(context.Context, rules.Family, []iptables.Place) (iptables.Probed, error)
@@ -52,7 +51,7 @@ type kernel interface {
 	Begin(context.Context) (iptables.Session, error)
 }
 
-// answers runs one script and returns what was said at each step.
+// answers runs one script and returns the answers at each step.
 func answers(t *testing.T, k kernel, foreign func(text string)) []string {
 	t.Helper()
 	var log []string

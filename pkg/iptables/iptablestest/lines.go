@@ -10,39 +10,39 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A command is one line of a table, and where it is.
+// A command is one line of a table, and the line's number.
 type command struct {
 	*words
 	line int
 }
 
-// words are what a line says. They never change: all Fakes share them.
+// words are the content of a line. They never change: all Fakes share them.
 type words struct {
 	name string   // ":" for a declaration
 	args []string // behind it
-	// at is the number in front of a rule, counted from 1; 0 is none.
+	// at is the number before a rule, counted from 1; 0 is none.
 	at      int
 	rule    rules.Rule // of -A, -I, -R, -D and -C
-	refused error      // why there is no such rule
+	refused error      // the reason why there is no such rule
 }
 
-// readLines has the lines that were read, by family: stories write the same ones over and over.
+// readLines has the parsed lines, by family: stories write the same lines again and again.
 var readLines = struct {
 	sync.Mutex
 	of map[rules.Family]map[string]*words
 }{of: map[rules.Family]map[string]*words{}}
 
-// linesKept bounds the memory that lines with nonces take.
+// linesKept bounds the memory for lines with nonces.
 const linesKept = 50_000
 
-// readLine splits a line and spells its rule. The error is a sentence such as iptables prints.
+// readLine splits a line and spells its rule. The error is a sentence in iptables' style.
 func readLine(family rules.Family, raw string) (*words, error) {
 	readLines.Lock()
 	defer readLines.Unlock()
 	if w := readLines.of[family][raw]; w != nil {
 		return w, nil
 	}
-	raw = strings.Clone(raw) // the script that it is a part of is not kept
+	raw = strings.Clone(raw) // the script around it is not kept
 	list, err := split(raw)
 	if err != nil {
 		return nil, err
@@ -79,11 +79,11 @@ func (w *words) spell(family rules.Family) {
 	w.rule, w.refused = normalize(family, spec)
 }
 
-// opaqueRule is how the text of an opaque rule begins, behind its chain.
+// opaqueRule begins the text of an opaque rule, behind its chain.
 const opaqueRule = " # rule "
 
-// split splits a line; ":X ..." and counters become words of their own. An opaque rule, which only
-// a Session writes, is one word.
+// split splits a line into words; ":X ..." and counters become separate words. An opaque rule,
+// which only a Session writes, is one word.
 func split(raw string) ([]string, error) {
 	if head, rule, opaque := strings.Cut(raw, opaqueRule); opaque {
 		return append(strings.Fields(head), strings.TrimSpace(opaqueRule)+" "+rule), nil

@@ -20,11 +20,11 @@ type run struct {
 	by      nft.Commit    // without Genid
 	lock    func() func() // takes the xtables lock for one table; returns its release
 	failAt  int           // the table, counted from 1, that is refused; 0 is none
-	commits int           // how many tables were changed
+	commits int           // the number of changed tables
 }
 
-// run works through text table by table, as the program does: a table is
-// written when its COMMIT is reached, and the first error ends everything.
+// run executes text table by table, as the program does. It writes a table at its COMMIT, and
+// ends at the first error.
 func (r *run) run(text string) error {
 	if !r.f.has(r.family) {
 		return iptables.ErrNoFamily
@@ -91,7 +91,7 @@ func (r *run) commit(table rules.TableName, body []command, line, nth int) error
 		return err
 	}
 	if !s.wrote && f.backend() == iptables.NFT {
-		s.table = nil // deleted, and nothing put in its place
+		s.table = nil // deleted and not replaced
 	} else {
 		s.table = sorted(s.table)
 	}
@@ -109,7 +109,7 @@ func orEmpty(t *rules.Table, name rules.TableName) *rules.Table {
 	return t
 }
 
-// touch makes a legacy table exist, as naming it does.
+// touch creates a legacy table, as its mention does.
 func (f *Fake) touch(family rules.Family, table rules.TableName) {
 	if f.backend() != iptables.Legacy {
 		return
@@ -126,8 +126,8 @@ func (f *Fake) touch(family rules.Family, table rules.TableName) {
 	f.tables[family.Table(table)] = t
 }
 
-// publish makes tables (nil ones vanish) the content of family in one commit
-// and returns what informs the listeners. Call with the Fake locked.
+// publish makes tables the content of family in one commit; it deletes nil ones. It returns a
+// function that informs the listeners. Call with the Fake locked.
 func (f *Fake) publish(family rules.Family, tables map[rules.TableName]*rules.Table, by nft.Commit) (announce func()) {
 	by.Genid = f.genid + 1
 	before := maps.Clone(f.tables)
@@ -155,8 +155,8 @@ func (f *Fake) publish(family rules.Family, tables map[rules.TableName]*rules.Ta
 	}
 }
 
-// CommitElsewhere is a commit of canaryd's own to a table that is not iptables': on nft it moves
-// the genid, and nothing else.
+// CommitElsewhere is a commit of canaryd's own to a table that is not iptables'. On nft it only
+// moves the genid.
 func (f *Fake) CommitElsewhere() {
 	f.mu.Lock()
 	announce := f.publish(rules.IPv4, nil, nft.Commit{PID: uint32(os.Getpid()), Comm: "canaryd", Own: true})
@@ -164,7 +164,7 @@ func (f *Fake) CommitElsewhere() {
 	announce()
 }
 
-// program is the restore program's name, speaker what it calls itself.
+// program returns the restore program's name, and speaker the name in its messages.
 func (r *run) program() string {
 	return fmt.Sprintf("%s-%s-restore", tool(r.family), r.f.backend())
 }
@@ -191,14 +191,14 @@ func tool(family rules.Family) string {
 	return "iptables"
 }
 
-// refusal is what the real Kernel makes of a program's last words.
+// refusal returns the real Kernel's error for a program's last words.
 func (r *run) refusal(exit int, stderr string) *iptables.RestoreError {
 	return iptables.Refusal(r.program(), exit, []byte(stderr))
 }
 
-// badLine is a line that the program itself refuses.
+// badLine is the refusal of a line by the program itself.
 func (r *run) badLine(line int, text string) *iptables.RestoreError {
-	if !strings.HasPrefix(text, "Bad argument") { // the only one said without a name
+	if !strings.HasPrefix(text, "Bad argument") { // the only message without a name
 		text = r.versioned() + " " + text
 	}
 	who := r.speaker()
@@ -212,7 +212,7 @@ func (r *run) noTable(line int, table rules.TableName) *iptables.RestoreError {
 	return r.badLine(line, fmt.Sprintf("%s: unable to initialize table '%s'", r.speaker(), table))
 }
 
-// failed is a command that cannot be done; only nft says why.
+// failed is the refusal of an impossible command; only nft names the reason.
 func (r *run) failed(line int, why string) *iptables.RestoreError {
 	text := fmt.Sprintf("%s: line %d failed", r.speaker(), line)
 	if r.f.backend() == iptables.NFT && why != "" {
@@ -229,7 +229,7 @@ func (r *run) kernel(line int, why ...string) *iptables.RestoreError {
 	return r.refusal(4, r.versioned()+" \n"+strings.Join(why, "\n"))
 }
 
-// noTarget is a jump to a chain that does not exist.
+// noTarget is the refusal of a jump to a missing chain.
 func (r *run) noTarget(line, end int, rule rules.Rule) *iptables.RestoreError {
 	switch {
 	case r.f.backend() == iptables.NFT:

@@ -7,23 +7,23 @@ import (
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
-// A Passenger is another realm of the same kernel, whose riders a session takes along.
+// A Passenger is another realm of the same kernel, whose riders sessions carry.
 type Passenger interface {
-	// Takes returns why the kernel refuses what the rider appended, nil if it takes it.
+	// Takes returns the reason why the kernel refuses the rider's messages, or nil.
 	Takes() error
-	// Commit makes it so.
+	// Commit applies the messages.
 	Commit()
 }
 
-// Carries has sessions take along riders that are for p. Before, and on legacy, they take none.
+// Carries makes sessions carry riders for p. Before that, and on legacy, they carry none.
 func (f *Fake) Carries(p Passenger) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.passenger = p
 }
 
-// Step moves the genid by a commit that touches none of the Fake's tables, and returns it. What
-// hears of commits is not called.
+// Step moves the genid by a commit that touches none of the Fake's tables, and returns it. It
+// does not inform listeners.
 func (f *Fake) Step() uint32 {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -38,12 +38,12 @@ func (f *Fake) Genid() uint32 {
 	return f.genid
 }
 
-// Carry has the next Restore take a rider along, if the kernel takes it and all families are
-// written.
+// Carry gives the next Restore a rider, which is applied if the kernel accepts it and all
+// families are written.
 func (s *session) Carry(r *iptables.Rider) { s.rider = r }
 
-// board returns what makes the session's rider so after the tables were written. Where it is
-// refused, that does nothing.
+// board returns a function that applies the session's rider after the tables are written. It
+// does nothing after a refusal.
 func (s *session) board() (commit func()) {
 	s.f.mu.Lock()
 	r, p := s.rider, s.f.passenger
@@ -61,7 +61,7 @@ func (s *session) board() (commit func()) {
 	}
 	return func() {
 		p.Commit()
-		for family := range s.seen { // our own commit makes no later restore stale
+		for family := range s.seen { // canaryd's own commit makes no later restore stale
 			s.seen[family]++
 		}
 		r.Sent(nil)

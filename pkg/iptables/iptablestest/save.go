@@ -9,15 +9,13 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// Save returns what iptables-save prints for family, its comments with program
-// and date left out. A table that DropTableFromReads hides leaves the remark
-// that iptables-nft-save makes.
+// Save returns the output of iptables-save for family, without the comments with program and
+// date. For a table that DropTableFromReads hides it has the remark of iptables-nft-save.
 func (f *Fake) Save(family rules.Family) string {
 	return f.save(family, func(rules.TableName) bool { return true })
 }
 
-// SaveTable returns what iptables-save -t prints: nothing if the table does not
-// exist.
+// SaveTable returns the output of iptables-save -t, which is empty if the table does not exist.
 func (f *Fake) SaveTable(family rules.Family, table rules.TableName) string {
 	return f.save(family, func(name rules.TableName) bool { return name == table })
 }
@@ -38,7 +36,7 @@ func (f *Fake) save(family rules.Family, wanted func(rules.TableName) bool) stri
 	return b.String()
 }
 
-// Tables returns what Save prints, read back. Callers do not change it.
+// Tables returns the content of Save, parsed. Callers must not change it.
 func (f *Fake) Tables(family rules.Family) rules.Ruleset {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -51,7 +49,7 @@ func (f *Fake) Tables(family rules.Family) rules.Ruleset {
 	return set
 }
 
-// printed returns the table with every built-in chain: iptables-save prints even those that
+// printed returns the table with every built-in chain: iptables-save prints even chains that
 // nf_tables does not have yet.
 func printed(t *rules.Table) *rules.Table {
 	builtin := rules.BuiltinChains(t.Name)

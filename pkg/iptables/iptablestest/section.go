@@ -8,7 +8,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// What the tools print for the commands that fail.
+// The tools' messages about commands that fail.
 const (
 	sayNoChain   = "No chain/target/match by that name."
 	sayNoRule    = "Bad rule (does a matching rule exist in that chain?)."
@@ -24,19 +24,19 @@ const (
 type section struct {
 	*run
 	table   *rules.Table
-	own     map[string]bool // the chains whose rules are no longer the former table's memory
+	own     map[string]bool // chains with their own memory for rules
 	end     int             // the line of COMMIT
-	cleared bool            // the table's former content is gone
+	cleared bool            // the table's former content was deleted
 	wrote   bool            // a command wrote something
-	// iptables-nft sends everything to the kernel at COMMIT, so what only the
-	// kernel refuses is reported after everything that the program itself does.
-	refused []string      // why, a line each
-	at      int           // the line of the first
+	// iptables-nft sends everything to the kernel at COMMIT. So the kernel's refusals are
+	// reported after all of the program's own.
+	refused []string      // the reasons, a line each
+	at      int           // the line of the first refusal
 	undead  []rules.Chain // the chains that the kernel will refuse to delete
 }
 
-// clear does what a restore without --noflush does first: nft deletes the
-// table, legacy empties it and keeps its policies.
+// clear does the first step of a restore without --noflush: nft deletes the table, legacy
+// empties it and keeps its policies.
 func (s *section) clear(existed bool) {
 	kept := rules.NewTable(s.table.Name)
 	if s.f.backend() == iptables.Legacy {
@@ -62,8 +62,8 @@ func (s *section) all(body []command) error {
 	return nil
 }
 
-// refuse notes, on nft, that the kernel will not do a command; on legacy the
-// program fails at once.
+// refuse notes, on nft, that the kernel will refuse a command. On legacy the program fails at
+// once.
 func (s *section) refuse(line int, why string) *iptables.RestoreError {
 	if s.f.backend() == iptables.Legacy {
 		return s.failed(line, "")
@@ -75,7 +75,7 @@ func (s *section) refuse(line int, why string) *iptables.RestoreError {
 	return nil
 }
 
-// command does one line. It returns error so that a nil stays a nil.
+// command executes one line. It returns error so that a nil stays a nil.
 func (s *section) command(c command) error {
 	line, what, args := c.line, c.name, c.args
 	var e *iptables.RestoreError
@@ -114,7 +114,7 @@ func (s *section) command(c command) error {
 	return nil
 }
 
-// chain returns a chain, bringing a built-in one into being.
+// chain returns a chain. It creates a missing built-in chain.
 func (s *section) chain(name string) *rules.Chain {
 	if c := s.table.Chain(name); c != nil || !rules.Builtin(s.table.Name, name) {
 		return c
@@ -123,7 +123,7 @@ func (s *section) chain(name string) *rules.Chain {
 	return s.table.Add(rules.Chain{Name: name, Policy: "ACCEPT"})
 }
 
-// change gives a chain rules of its own before the first of them is changed.
+// change copies a chain's rules before their first change.
 func (s *section) change(c *rules.Chain) {
 	if !s.own[c.Name] {
 		c.Rules, s.own[c.Name] = slices.Clone(c.Rules), true
@@ -146,7 +146,7 @@ func (s *section) flush(c *rules.Chain) {
 	c.Rules = nil
 }
 
-// declare does ":NAME POLICY".
+// declare executes ":NAME POLICY".
 func (s *section) declare(line int, name, policy string) *iptables.RestoreError {
 	if !rules.Builtin(s.table.Name, name) {
 		if policy != "-" && s.f.backend() == iptables.Legacy {
@@ -170,7 +170,7 @@ func (s *section) declare(line int, name, policy string) *iptables.RestoreError 
 	return nil
 }
 
-// badDeclaration is the one failure of which legacy gives the reason.
+// badDeclaration is the only failure whose reason legacy names.
 func (s *section) badDeclaration(line int, name, policy, why string) *iptables.RestoreError {
 	if s.f.backend() == iptables.NFT {
 		return s.failed(line, why+".")
@@ -221,8 +221,8 @@ func (s *section) deleteChain(line int, name string) *iptables.RestoreError {
 	return nil
 }
 
-// deleteAll does "-X": all chains of users', or none if one of them is in use;
-// on nft also the empty built-in chains whose policy is ACCEPT.
+// deleteAll executes "-X": it deletes all user's chains, or none if one is in use. On nft it
+// also deletes the empty built-in chains with the policy ACCEPT.
 func (s *section) deleteAll(line int) *iptables.RestoreError {
 	for _, c := range slices.Clone(s.table.Chains) {
 		if rules.Builtin(s.table.Name, c.Name) {
@@ -248,7 +248,7 @@ func (s *section) referenced(name string) bool {
 	return false
 }
 
-// rule does -A, -I, -R, -D and -C.
+// rule executes -A, -I, -R, -D and -C.
 func (s *section) rule(c command, what, name string) *iptables.RestoreError {
 	line, at, rule := c.line, c.at, c.rule
 	if c.refused != nil {
@@ -286,7 +286,7 @@ func (s *section) rule(c command, what, name string) *iptables.RestoreError {
 	return nil
 }
 
-// leans refuses a rule that names a set or an nfacct object that is missing.
+// leans refuses a rule that names a missing set or nfacct object.
 func (s *section) leans(line int, chain string, r rules.Rule) *iptables.RestoreError {
 	needs := r.Needs()
 	if len(needs.Sets)+len(needs.Accounts) == 0 {
@@ -303,7 +303,7 @@ func (s *section) leans(line int, chain string, r rules.Rule) *iptables.RestoreE
 	return nil
 }
 
-// target refuses a rule whose target does not exist or cannot stand here.
+// target refuses a rule whose target does not exist or is not allowed here.
 func (s *section) target(line int, chain string, r rules.Rule) *iptables.RestoreError {
 	switch {
 	case r.Target == "DROP" && s.table.Name == rules.Nat:
@@ -316,7 +316,7 @@ func (s *section) target(line int, chain string, r rules.Rule) *iptables.Restore
 	return s.noTarget(line, s.end, r)
 }
 
-// find does -D and -C.
+// find executes -D and -C.
 func (s *section) find(line int, what, name string, at int, rule rules.Rule) *iptables.RestoreError {
 	c := s.table.Chain(name)
 	if c == nil {

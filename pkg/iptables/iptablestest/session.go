@@ -22,9 +22,8 @@ type session struct {
 	done  bool
 }
 
-// Begin opens a session. On legacy it takes the xtables lock for the session's
-// life, or returns ErrLocked after LockWait; on nft it only fails if ctx is
-// done.
+// Begin opens a session. On legacy it takes the xtables lock for the session's life, or returns
+// ErrLocked after LockWait. On nft it fails only after the end of ctx.
 func (f *Fake) Begin(ctx context.Context) (iptables.Session, error) {
 	f.mu.Lock()
 	f.counts.begins++
@@ -75,7 +74,7 @@ func (s *session) Text(_ rules.Family, rule rules.Rule) rules.Rule { return rule
 // Prepare does nothing: a Fake is quick.
 func (s *session) Prepare(context.Context, ...iptables.Payload) {}
 
-// RestoreAnyway writes whatever another process wrote since the read.
+// RestoreAnyway writes even if another process wrote since the read.
 func (s *session) RestoreAnyway(ctx context.Context, payloads ...iptables.Payload) map[rules.Family]iptables.Written {
 	s.rider = nil
 	return iptables.InStages(payloads, func(family rules.Family, scripts []iptables.Script) iptables.Written {
@@ -89,10 +88,9 @@ func (s *session) RestoreAnyway(ctx context.Context, payloads ...iptables.Payloa
 	})
 }
 
-// Restore writes a payload as "iptables-restore --noflush" would, one run for
-// each family, faults permitting. As with the kernel, a family must be read
-// before its first restore and after every restore that failed or was raced,
-// and on legacy nothing is ever raced.
+// Restore writes payloads as "iptables-restore --noflush" would, one run for each family, unless
+// a fault applies. As with the kernel, a family must be read before its first restore and after
+// every restore that failed or was raced. On legacy nothing is ever raced.
 func (s *session) Restore(ctx context.Context, payloads ...iptables.Payload) map[rules.Family]iptables.Written {
 	commit := s.board()
 	all := iptables.InStages(payloads, func(family rules.Family, scripts []iptables.Script) iptables.Written {
@@ -144,8 +142,8 @@ func (s *session) restore(ctx context.Context, family rules.Family, scripts []ip
 	return s.settle(family, before, r.commits, err), err
 }
 
-// admit checks that no process wrote since the read, counts the restore and uses up
-// the faults that count restores.
+// admit checks that no process wrote since the read. It counts the restore, and the faults that
+// apply to a number of restores.
 func (s *session) admit(ctx context.Context, family rules.Family, text string) (before uint64, now faults, err error) {
 	f := s.f
 	f.mu.Lock()
@@ -173,8 +171,8 @@ func (s *session) admit(ctx context.Context, family rules.Family, text string) (
 	return before, now, nil
 }
 
-// settle reports whether another process wrote since before, and takes our own
-// commits into account so that they make no later restore stale.
+// settle reports whether another process wrote since before. It accounts for canaryd's own
+// commits, so that they make no later restore stale.
 func (s *session) settle(family rules.Family, before uint64, commits int, err error) (raced bool) {
 	s.f.mu.Lock()
 	defer s.f.mu.Unlock()
@@ -195,7 +193,7 @@ func (s *session) settle(family rules.Family, before uint64, commits int, err er
 	return false
 }
 
-// refused is what FailRestores asked for.
+// refused returns the error of FailRestores.
 func (r *run) refused(reason iptables.Reason) *iptables.RestoreError {
 	exit := map[iptables.Reason]int{iptables.ReasonMissingChain: 2, iptables.ReasonMissingSet: 2, iptables.ReasonParse: 2, iptables.ReasonIncompatible: 1, iptables.ReasonLock: 4, iptables.ReasonOther: 4}
 	return &iptables.RestoreError{
@@ -204,7 +202,7 @@ func (r *run) refused(reason iptables.Reason) *iptables.RestoreError {
 	}
 }
 
-// Close lets go of the lock. It may be called more than once.
+// Close releases the lock. It may be called more than once.
 func (s *session) Close() error {
 	s.done = true
 	return s.close()

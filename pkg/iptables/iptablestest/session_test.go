@@ -36,7 +36,7 @@ func mustParseScripts(t *testing.T, text string) iptables.Scripts {
 	return scripts
 }
 
-// write hands a text to a session's Restore as the payload of one family.
+// write passes a text to a session's Restore as the payload of one family.
 func write(t *testing.T, s iptables.Session, family rules.Family, text string) (raced bool, err error) {
 	t.Helper()
 	written := s.Restore(t.Context(), iptables.Payload{family: mustParseScripts(t, text)})
@@ -126,7 +126,8 @@ func TestFakeRaced(t *testing.T) {
 	})
 }
 
-// TestFakeFaults holds what each fault does to a restore of two tables.
+// TestFakeFaults: a session restores two tables under each fault; the reason and the written
+// tables must be as documented.
 func TestFakeFaults(t *testing.T) {
 	type outcome struct {
 		Reason         iptables.Reason

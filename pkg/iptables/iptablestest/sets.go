@@ -9,7 +9,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
-// Sets is what Sets reaches, in memory: see Fake.Sets.
+// Sets has the ipsets and nfacct objects of a Fake, in memory: see Fake.Sets.
 type Sets struct {
 	mu       sync.Mutex
 	sets     map[string]iptables.Set
@@ -18,23 +18,23 @@ type Sets struct {
 	created  []string
 }
 
-// Sets returns the ipsets and nfacct objects of the Fake's namespace. Rules that
-// name one that is missing are refused, as by the kernel.
+// Sets returns the ipsets and nfacct objects of the Fake's namespace. Rules that name a missing
+// object are refused, as by the kernel.
 func (f *Fake) Sets() *Sets { return f.sets }
 
 func newSets() *Sets {
 	return &Sets{sets: map[string]iptables.Set{}, accounts: map[string]bool{}, refused: map[string]error{}}
 }
 
-// Put does what other programs do: it makes or replaces a set.
+// Put makes or replaces a set, as other programs do.
 func (s *Sets) Put(set iptables.Set) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.sets[set.Name] = set
 }
 
-// Destroy removes a set or an nfacct object. Unlike the kernel it does not ask
-// whether rules name it.
+// Destroy removes a set or an nfacct object. Unlike the kernel it does not check whether rules
+// name it.
 func (s *Sets) Destroy(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -42,7 +42,7 @@ func (s *Sets) Destroy(name string) {
 	delete(s.accounts, name)
 }
 
-// Refuse makes Create and Account of that name fail with err; nil ends it.
+// Refuse makes Create and Account of that name fail with err; nil ends the fault.
 func (s *Sets) Refuse(name string, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -63,7 +63,7 @@ func (s *Sets) Names(ctx context.Context) ([]string, error) {
 	return slices.Sorted(maps.Keys(s.sets)), ctx.Err()
 }
 
-// Save returns those of the named sets that exist.
+// Save returns the named sets that exist.
 func (s *Sets) Save(ctx context.Context, names []string) (map[string]iptables.Set, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -91,7 +91,7 @@ func (s *Sets) Create(_ context.Context, set iptables.Set) error {
 	return nil
 }
 
-// Account makes an nfacct object unless there is one.
+// Account makes an nfacct object unless it exists.
 func (s *Sets) Account(_ context.Context, name string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -105,7 +105,7 @@ func (s *Sets) Account(_ context.Context, name string) error {
 	return nil
 }
 
-// lacks returns which set and which nfacct object is missing first.
+// lacks returns the first missing set and the first missing nfacct object.
 func (s *Sets) lacks(sets, accounts []string) (set, account string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

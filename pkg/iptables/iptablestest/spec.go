@@ -11,8 +11,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A spelling collects one rule's words in the order in which iptables prints them:
-// addresses, interfaces, protocol, matches, target.
+// A spelling collects one rule's words in iptables' printing order: addresses, interfaces,
+// protocol, matches, target.
 type spelling struct {
 	family  rules.Family
 	base    [6]string // in the order of baseOptions
@@ -22,16 +22,16 @@ type spelling struct {
 	last    *extension
 }
 
-// A extension is a match or a target with its options.
+// An extension is a match or a target with its options.
 type extension struct {
 	name  string
 	words []string
 }
 
-// baseOptions are the options that belong to no extension, in printing order.
+// baseOptions are the options of no extension, in printing order.
 var baseOptions = []string{"-s", "-d", "-i", "-o", "-p", "-f"}
 
-// shortForm maps every option that is not an extension's to its short name.
+// shortForm maps every option of no extension to its short name.
 var shortForm = map[string]string{
 	"-s": "-s", "--source": "-s", "--src": "-s",
 	"-d": "-d", "--destination": "-d", "--dst": "-d",
@@ -45,7 +45,7 @@ var shortForm = map[string]string{
 	"-c": "-c", "--set-counters": "-c",
 }
 
-// protocolOptions load the match named like the rule's protocol.
+// protocolOptions load the match with the name of the rule's protocol.
 var protocolOptions = []string{
 	"--dport", "--sport", "--destination-port", "--source-port", "--tcp-flags", "--syn", "--icmp-type", "--icmpv6-type",
 }
@@ -53,11 +53,10 @@ var protocolOptions = []string{
 // freeText are the options whose value is free text.
 var freeText = []string{"--comment", "--log-prefix", "--nflog-prefix", "--string"}
 
-// normalize turns the words behind "-A CHAIN" into the rule that iptables-save
-// would print for them, as far as the Fake knows: order and short names of
-// options, prefix lengths, implied protocol matches, marks, quoting. It knows no
-// service, host or ICMP names and passes on what it does not know. The error is
-// a sentence such as iptables prints.
+// normalize turns the words behind "-A CHAIN" into the rule that iptables-save would print for
+// them, as far as the Fake knows. It knows order and short names of options, prefix lengths,
+// implied protocol matches, marks, and quoting. It knows no service, host or ICMP names and
+// passes on unknown words. The error is a sentence in iptables' style.
 func normalize(family rules.Family, words []string) (rules.Rule, error) {
 	s := spelling{family: family}
 	not := ""
@@ -82,8 +81,8 @@ func normalize(family rules.Family, words []string) (rules.Rule, error) {
 	return r, nil
 }
 
-// option takes one option with its values from the front of words and returns
-// how many words that were.
+// option takes one option with its values from the front of words and returns the number of
+// words taken.
 func (s *spelling) option(not string, words []string) (int, error) {
 	name := words[0]
 	short, base := shortForm[name]
@@ -180,7 +179,7 @@ func (s *spelling) protocolMatch() *extension {
 	return m
 }
 
-// address writes an address as iptables prints it; nothing for "any".
+// address writes an address as iptables prints it, and "" for "any".
 func (s *spelling) address(text string) (string, error) {
 	bad := fmt.Errorf("host/network `%s' not found", text)
 	host, mask, masked := strings.Cut(text, "/")
@@ -238,8 +237,8 @@ func protocol(text string) string {
 
 var escaped = strings.NewReplacer(`"`, `\"`, `\`, `\\`, `'`, `\'`)
 
-// quote quotes as xtables_save_string does: everything that holds a
-// character outside [-_0-9A-Za-z], and the empty string.
+// quote quotes as xtables_save_string does: every text with a character outside [-_0-9A-Za-z],
+// and the empty string.
 func quote(text string) string {
 	plain := func(c rune) bool {
 		return c == '-' || c == '_' || '0' <= c && c <= '9' || 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z'
@@ -269,7 +268,7 @@ func (s *spelling) String() string {
 	return strings.Join(words, " ")
 }
 
-// badArgument complains in xtables' own words, which begin with a capital.
+// badArgument returns xtables' own complaint, which begins with a capital.
 func badArgument(word string) error { return errors.New(xtablesBadArgument + " `" + word + "'") }
 
 const xtablesBadArgument = "Bad argument"

@@ -11,8 +11,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestFakeSpelling holds how rules are written and how iptables 1.8.9 saves
-// them; TestFakeConformance shows that the programs agree.
+// TestFakeSpelling: a program writes rules in different spellings; the Fake must save them as
+// iptables 1.8.9 does. TestFakeConformance shows that the programs agree.
 func TestFakeSpelling(t *testing.T) {
 	for _, tt := range []struct {
 		family         rules.Family
@@ -59,7 +59,7 @@ func TestFakeSpelling(t *testing.T) {
 	}
 }
 
-// TestFakeRefusesRules holds the rules that no chain gets.
+// TestFakeRefusesRules: a program writes bad rules; the Fake must refuse them and write nothing.
 func TestFakeRefusesRules(t *testing.T) {
 	for _, tt := range []struct{ spec, want string }{
 		{"garbage", "Bad argument `garbage'"},
@@ -86,7 +86,8 @@ func TestFakeRefusesRules(t *testing.T) {
 	}
 }
 
-// TestFakeCommands holds what each way to write leaves of canaryText's table.
+// TestFakeCommands: a program writes to canaryText's table in each way; the remaining rules must
+// be right.
 func TestFakeCommands(t *testing.T) {
 	merge := func(lines ...string) func(*iptablestest.Fake) error {
 		return func(f *iptablestest.Fake) error {
@@ -99,7 +100,7 @@ func TestFakeCommands(t *testing.T) {
 	for _, tt := range []struct {
 		name        string
 		write       func(f *iptablestest.Fake) error
-		nft, legacy []string // what is left
+		nft, legacy []string // the remaining lines
 		err         string   // "" if it works
 		legacyErr   string
 	}{
@@ -147,8 +148,8 @@ func TestFakeCommands(t *testing.T) {
 	}
 }
 
-// short leaves of a save the names of users' chains and the rules; nil means
-// that there is no table.
+// short returns the names of user's chains and the rules of a save; nil means that there is no
+// table.
 func short(text string) []string {
 	if text == "" {
 		return nil

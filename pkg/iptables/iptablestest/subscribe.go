@@ -7,13 +7,11 @@ import (
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
-// subscriptionBuffer is how many commits a Subscription holds for a
-// reader that is slow.
+// subscriptionBuffer is the number of commits that a Subscription stores for a slow reader.
 const subscriptionBuffer = 256
 
-// A Subscription is to a Fake what nft.Subscription is to a Kernel: it receives one
-// Commit for each commit to nf_tables since Subscribe, without a gap, until the first
-// error, which is the last.
+// A Subscription is the Fake's counterpart of nft.Subscription. It receives one Commit for each
+// commit to nf_tables since Subscribe, without a gap, until the first error, which is the last.
 type Subscription struct {
 	commits  chan nft.Commit
 	overflow chan struct{} // closed when a commit was missed
@@ -49,8 +47,8 @@ func (f *Fake) Subscribe() *Subscription {
 }
 
 // Receive waits for the next commit. It returns ErrOverflow after a commit did not fit or
-// Overflow was called, and net.ErrClosed after Close. It is for one goroutine; Close and
-// Overflow may be called from others.
+// Overflow was called, and net.ErrClosed after Close. It is for one goroutine; others may call
+// Close and Overflow.
 func (s *Subscription) Receive() (nft.Commit, error) {
 	select {
 	case <-s.closed:
@@ -72,7 +70,7 @@ func (s *Subscription) Receive() (nft.Commit, error) {
 	}
 }
 
-// Overflow lets Receive return ErrOverflow, as if a commit had been dropped.
+// Overflow makes Receive return ErrOverflow, as if a commit had been dropped.
 func (s *Subscription) Overflow() { s.miss() }
 
 // Close ends the subscription and lets a waiting Receive return. It never fails.

@@ -14,7 +14,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// What the real Kernel and the Fake must both offer.
+// The methods that the real Kernel and the Fake must both have.
 var (
 	_ = []interface {
 		Info() iptables.Info

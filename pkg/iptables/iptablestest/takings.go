@@ -10,16 +10,16 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// Takings returns what the commits took since the Fake was made or ForgetTakings was
-// called, our own left out; on legacy nothing.
+// Takings returns the deletions by commits of other processes since NewFake or the last
+// ForgetTakings; on legacy nothing.
 func (f *Fake) Takings(context.Context) iptables.Takings {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return iptables.Takings{Known: f.backend() == iptables.NFT, Since: f.takings.Since, List: slices.Clone(f.takings.List)}
 }
 
-// ForgetTakings is what an overflow of the Kernel's socket does: of all commits until now
-// it is not known what they took.
+// ForgetTakings acts like an overflow of the Kernel's socket: the deletions by all commits until
+// now are unknown.
 func (f *Fake) ForgetTakings() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -27,14 +27,14 @@ func (f *Fake) ForgetTakings() {
 	clear(f.before)
 }
 
-// A lastMoment is a family before a commit that may be a part of a flush of a table.
+// A lastMoment is a family's state before a commit that may be a part of a flush of a table.
 type lastMoment struct {
 	tables map[rules.TableID]*rules.Table
 	genid  uint32
 	marks  bool // the commit took marks
 }
 
-// Before is Kernel.Before.
+// Before returns the same as Kernel.Before.
 func (f *Fake) Before(family rules.Family, digest uint64) map[rules.TableName]iptables.Snapshot {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -50,8 +50,8 @@ func (f *Fake) Before(family rules.Family, digest uint64) map[rules.TableName]ip
 	return all
 }
 
-// keepBefore keeps what stood before a commit that may be a part of a flush, as Kernel.Before says.
-// Call with the Fake locked.
+// keepBefore stores the state before a commit that may be a part of a flush, as Kernel.Before
+// documents. Call with the Fake locked.
 func (f *Fake) keepBefore(by nft.Commit, tables map[rules.TableID]*rules.Table) {
 	if by.Own || f.backend() == iptables.Legacy {
 		return
@@ -70,7 +70,7 @@ func (f *Fake) keepBefore(by nft.Commit, tables map[rules.TableID]*rules.Table) 
 	}
 }
 
-// take notes what a commit makes of a table. Call with the Fake locked.
+// take notes a commit's effect on a table. Call with the Fake locked.
 func (f *Fake) take(by nft.Commit, family rules.Family, name rules.TableName, old, next *rules.Table) {
 	if by.Own {
 		return
@@ -95,10 +95,10 @@ func (f *Fake) take(by nft.Commit, family rules.Family, name rules.TableName, ol
 	}
 }
 
-// takingsKept bounds what is kept where owners never rest.
+// takingsKept bounds the list where owners never rest.
 const takingsKept = 1000
 
-// takeChain adds what became of one chain.
+// takeChain adds the changes of one chain.
 func takeChain(k *iptables.Taking, old rules.Chain, table *rules.Table) {
 	var left []rules.Key
 	var now *rules.Chain

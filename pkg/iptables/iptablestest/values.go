@@ -66,7 +66,7 @@ func hex(text string, mask uint32) string {
 	return fmt.Sprintf("%#x/%#x", mark(v), mask)
 }
 
-// states puts connection states into the order in which iptables prints them.
+// states sorts connection states in iptables' printing order.
 func states(list string) string {
 	order := []string{"INVALID", "NEW", "RELATED", "ESTABLISHED", "UNTRACKED", "SNAT", "DNAT"}
 	words := strings.Split(list, ",")
@@ -74,7 +74,7 @@ func states(list string) string {
 	return strings.Join(words, ",")
 }
 
-// printed returns an extension's options with what iptables adds to them.
+// printed returns an extension's options with iptables' additions.
 func (e *extension) printed(family rules.Family) []string {
 	switch {
 	case e.name == "REJECT" && len(e.words) == 0 && family == rules.IPv6:
@@ -87,7 +87,7 @@ func (e *extension) printed(family rules.Family) []string {
 	return e.words
 }
 
-// recent puts the options of -m recent in order and adds what it implies.
+// recent sorts the options of -m recent and adds the implied ones.
 func (e *extension) recent(family rules.Family) []string {
 	given := map[string][]string{
 		"--name": {"--name", "DEFAULT"},

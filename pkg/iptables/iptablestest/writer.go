@@ -10,12 +10,11 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A Writer is another program that writes to a Fake's tables: a flusher, an
-// owner of chains. On legacy each of its writes first waits, without limit, for
-// the xtables lock, as the real programs do, unless it is Bypassing. A
-// write that fails leaves the table as it was; Restore and RestoreNoflush fail
-// with *RestoreError, the others with plain errors, all with ErrNoFamily for a
-// family that is not there. It may be used from several goroutines.
+// A Writer is another program that writes to a Fake's tables: a flusher, or an owner of chains.
+// On legacy each of its writes first waits for the xtables lock without limit, as the real
+// programs do, unless it is Bypassing. A failed write leaves the table unchanged. Restore and
+// RestoreNoflush fail with *RestoreError, the others with plain errors, and all with ErrNoFamily
+// for a missing family. A Writer may be used from several goroutines.
 type Writer struct {
 	fake   *Fake
 	pid    uint32
@@ -23,33 +22,33 @@ type Writer struct {
 	bypass bool
 }
 
-// errNFTOnly is returned where a backend has no such operation.
+// errNFTOnly is the error on a backend without this operation.
 var errNFTOnly = errors.New("only nft can do this")
 
-// As returns a writer whose commits carry this process ID and name.
+// As returns a writer whose commits have this process ID and name.
 func (w Writer) As(pid uint32, comm string) Writer {
 	w.pid, w.comm = pid, cut(comm)
 	return w
 }
 
-// cut cuts a program's name as the kernel does.
+// cut shortens a program's name as the kernel does.
 func cut(name string) string { return name[:min(len(name), 15)] }
 
-// Bypassing returns a writer that pays no heed to the xtables lock, like one
-// with another XTABLES_LOCKFILE; OnUnlock does not hear of it.
+// Bypassing returns a writer that ignores the xtables lock, like a program with another
+// XTABLES_LOCKFILE. OnUnlock does not report it.
 func (w Writer) Bypassing() Writer {
 	w.bypass = true
 	return w
 }
 
-// Restore does what iptables-restore does: it replaces each table in text.
-// Every table is one commit; tables before a refused one stay written.
+// Restore replaces each table in text, as iptables-restore does. Every table is one commit;
+// tables before a refused one stay written.
 func (w Writer) Restore(family rules.Family, text string) error {
 	return w.restore(family, text, false)
 }
 
-// RestoreNoflush does what "iptables-restore --noflush" does: it merges text
-// into the tables. It knows declarations and -A, -I, -R, -D, -C, -F, -X, -N, -P.
+// RestoreNoflush merges text into the tables, as "iptables-restore --noflush" does. It knows
+// declarations and -A, -I, -R, -D, -C, -F, -X, -N, -P.
 func (w Writer) RestoreNoflush(family rules.Family, text string) error {
 	return w.restore(family, text, true)
 }
@@ -70,20 +69,20 @@ func (w Writer) takeLock() (release func()) {
 	return w.fake.releaseLock
 }
 
-// Flush does "iptables -t TABLE -F [CHAIN]": the rules go, the chains stay. An
-// empty chain means all. A flush of nothing is no commit.
+// Flush is "iptables -t TABLE -F [CHAIN]": it deletes the rules and keeps the chains. An empty
+// chain means all. A flush without rules is no commit.
 func (w Writer) Flush(family rules.Family, table rules.TableName, chain string) error {
 	return w.one(family, table, "-F", chain)
 }
 
-// DeleteChains does "iptables -t TABLE -X": it deletes all chains of users', or
-// fails and deletes none if one of them has rules or is jumped to. On nft
-// it also deletes built-in chains that are empty and accept.
+// DeleteChains is "iptables -t TABLE -X": it deletes all user's chains. It fails and deletes
+// none if one has rules or a rule jumps to it. On nft it also deletes built-in chains that are
+// empty and accept.
 func (w Writer) DeleteChains(family rules.Family, table rules.TableName) error {
 	return w.one(family, table, "-X")
 }
 
-// SetPolicy does "iptables -t TABLE -P CHAIN POLICY".
+// SetPolicy is "iptables -t TABLE -P CHAIN POLICY".
 func (w Writer) SetPolicy(family rules.Family, table rules.TableName, chain, policy string) error {
 	return w.one(family, table, "-P", chain, policy)
 }
@@ -105,8 +104,8 @@ func (w Writer) one(family rules.Family, table rules.TableName, words ...string)
 	return err
 }
 
-// FlushTable does "nft flush table": every rule of the table goes, the chains
-// stay. It fails on legacy and if there is no such table.
+// FlushTable is "nft flush table": it deletes every rule of the table and keeps the chains. It
+// fails on legacy and for a missing table.
 func (w Writer) FlushTable(family rules.Family, table rules.TableName) error {
 	return w.native(family, table, func(t *rules.Table) *rules.Table {
 		t = copyOf(t)
@@ -117,8 +116,7 @@ func (w Writer) FlushTable(family rules.Family, table rules.TableName) error {
 	})
 }
 
-// DeleteTable does "nft delete table". It fails on legacy and if there is no such
-// table.
+// DeleteTable is "nft delete table". It fails on legacy and for a missing table.
 func (w Writer) DeleteTable(family rules.Family, table rules.TableName) error {
 	return w.native(family, table, func(*rules.Table) *rules.Table { return nil })
 }
@@ -151,8 +149,8 @@ func (f *Fake) canNative(family rules.Family) error {
 	return nil
 }
 
-// FlushRuleset does "nft flush ruleset": all tables of both families vanish in
-// one commit, if there are any. It fails on legacy.
+// FlushRuleset is "nft flush ruleset": it deletes all tables of both families in one commit, if
+// there are any. It fails on legacy.
 func (w Writer) FlushRuleset() error {
 	f := w.fake
 	f.mu.Lock()
