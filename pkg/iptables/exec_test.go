@@ -131,12 +131,12 @@ func TestShelf(t *testing.T) {
 		{"the last one", []rules.Ruleset{full, more}, 0, more},
 		{"a loss", []rules.Ruleset{full, half}, 0, half},
 		{"a flush is remembered over", []rules.Ruleset{full, flushed}, 0, full},
-		{"and over", []rules.Ruleset{full, flushed, flushed}, shelfLife, full},
-		{"but not for ever", []rules.Ruleset{full, flushed}, shelfLife + 1, flushed},
-		{"a table that is gone", []rules.Ruleset{full, {}}, shelfLife, full},
-		{"and does not come back", []rules.Ruleset{full, {}}, shelfLife + 1, rules.Ruleset{}},
+		{"and over", []rules.Ruleset{full, flushed, flushed}, cacheLife, full},
+		{"but not for ever", []rules.Ruleset{full, flushed}, cacheLife + 1, flushed},
+		{"a table that is gone", []rules.Ruleset{full, {}}, cacheLife, full},
+		{"and does not come back", []rules.Ruleset{full, {}}, cacheLife + 1, rules.Ruleset{}},
 	} {
-		s := newShelf()
+		s := newReadCache()
 		for i, set := range c.puts {
 			at := now
 			if i == len(c.puts)-1 {

@@ -33,7 +33,7 @@ type Kernel struct {
 	tools    map[rules.Family]tools
 	disabled map[rules.Family]error
 	reader   reader
-	shelf    *shelf
+	cache    *readCache
 	mirror   *mirror                     // on nft; else nil
 	source   rawSource                   // nil if there is no direct path
 	words    map[rules.Family]*xtLexicon // on legacy; else nil
@@ -272,7 +272,7 @@ func (k *Kernel) open(ctx context.Context) error {
 	for family := range k.tools {
 		k.budgets[family] = newBudget(k.cfg.MaxRules, k.cfg.Canary, k.cfg.Protects)
 	}
-	k.shelf = newShelf()
+	k.cache = newReadCache()
 	err = k.openReader()
 	if err == nil || errors.Is(err, nft.ErrPermission) {
 		return err

@@ -29,7 +29,7 @@ func (k *Kernel) newMirror(r nftReader) *mirror {
 		known[family] = newLexicon(family)
 		known[family].sets = k.sets
 		f := &familyText{
-			family: family, lexicon: known[family], shelf: k.shelf, budget: budget, taken: &m.taken,
+			family: family, lexicon: known[family], cache: k.cache, budget: budget, taken: &m.taken,
 			tables: map[rules.TableName]*tableText{},
 		}
 		f.raw = m.raw.Add(nft.FamilyConfig{
@@ -60,8 +60,8 @@ func (m *mirror) read(ctx context.Context, family rules.Family) (Snapshot, error
 	if err != nil {
 		return Snapshot{}, err
 	}
-	if f.budget.shed() { // the shelf has rules that are left out by now
-		f.shelf.drop(family)
+	if f.budget.shed() { // the cache has rules that are left out by now
+		f.cache.drop(family)
 	}
 	f.forgetUnused()
 	f.before.named = f.lexicon.numbers()

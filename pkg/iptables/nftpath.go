@@ -86,16 +86,13 @@ func (k *Kernel) sendDirectly(b *directBatch, payload Payload, genid uint32, rid
 	if b == nil {
 		return directResult{left: payload}
 	}
+	if b.writer.writes && !b.writer.sets.current() {
+		b = k.encodeWith(payload, b.writer.taught)
+	}
 	if !b.writer.writes {
 		result := b.result
 		result.at = time.Now()
 		return result
-	}
-	if !b.writer.sets.current() {
-		b = k.encodeWith(payload, b.writer.taught)
-		if !b.writer.writes {
-			return b.result
-		}
 	}
 	b.writer.batch.Guard(genid)
 	if err := b.writer.send(rider, func(whole *nft.Batch) error { return k.send(&b.writer, whole) }); err != nil {

@@ -14,7 +14,7 @@ type familyText struct {
 	family  rules.Family
 	raw     *nft.FamilyMirror
 	lexicon *lexicon
-	shelf   *shelf
+	cache   *readCache
 	budget  *budget
 	taken   *takingsLog // of the mirror
 	before  lastMoment
@@ -95,9 +95,9 @@ func (f *familyText) Took(p Place, now nft.Content, same bool) {
 	t.fresh[p.Chain] = f.shared(p, found)
 }
 
-// shared returns found, or the shelf's copy of the same rules.
+// shared returns found, or the cache's copy of the same rules.
 func (f *familyText) shared(p Place, found []rules.Rule) []rules.Rule {
-	if earlier := f.shelf.chain(f.family, p); earlier != nil && slices.Equal(found, earlier.Rules) {
+	if earlier := f.cache.chain(f.family, p); earlier != nil && slices.Equal(found, earlier.Rules) {
 		return earlier.Rules
 	}
 	return found
@@ -162,7 +162,7 @@ func (f *familyText) snapshot(genid uint64) Snapshot {
 		f.noteMisfits(name, s.Misfits)
 	}
 	if changed {
-		f.shelf.put(f.family, s.Tables, time.Now())
+		f.cache.put(f.family, s.Tables, time.Now())
 	}
 	return s
 }

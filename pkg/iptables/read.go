@@ -45,12 +45,12 @@ func (k *Kernel) walk(ctx context.Context, family rules.Family) (xtFamily, error
 // lock is held. Without the lock, the rules could change and change back between two walks.
 func (k *Kernel) spell(ctx context.Context, family rules.Family, seen xtFamily, locked bool) (Snapshot, error) {
 	words := k.words[family]
-	if k.budgets[family].shed() { // the shelf and words have texts of rules that are left out by now
-		k.shelf.drop(family)
+	if k.budgets[family].shed() { // the cache and words have texts of rules that are left out by now
+		k.cache.drop(family)
 		defer words.purge(words.second())
 	}
-	if set, known := words.ruleset(seen, k.shelf.known(family)); known {
-		k.shelf.put(family, set, time.Now())
+	if set, known := words.ruleset(seen, k.cache.known(family)); known {
+		k.cache.put(family, set, time.Now())
 		return Snapshot{Family: family, Tables: set, Unreadable: map[rules.TableName]error{}, Digest: seen.digest}, nil
 	}
 	return k.spellOut(ctx, family, seen, locked)
@@ -71,7 +71,7 @@ func (k *Kernel) save(ctx context.Context, family rules.Family) (rules.Ruleset, 
 	parsed := make(chan error)
 	go func() {
 		var err error
-		set, unreadable, err = rules.ParseSome(text, k.shelf.known(family), left)
+		set, unreadable, err = rules.ParseSome(text, k.cache.known(family), left)
 		// The child may print to its end, because its exit code is the better reason.
 		_, drainErr := io.Copy(io.Discard, text)
 		parsed <- errors.Join(err, drainErr)
@@ -91,6 +91,6 @@ func (k *Kernel) save(ctx context.Context, family rules.Family) (rules.Ruleset, 
 	for table := range unreadable {
 		delete(set, table)
 	}
-	k.shelf.put(family, set, time.Now())
+	k.cache.put(family, set, time.Now())
 	return set, unreadable, nil
 }

@@ -47,7 +47,7 @@ func (k *Kernel) spellOut(ctx context.Context, family rules.Family, seen xtFamil
 		// While a writer never rests, a text that agrees with all bytes was true at that time.
 		// The next look at the digest finds out.
 		if still || try == spellTries && agreed {
-			k.shelf.put(family, set, time.Now())
+			k.cache.put(family, set, time.Now())
 			return Snapshot{Family: family, Tables: set, Unreadable: map[rules.TableName]error{}, Digest: seen.digest}, nil
 		}
 		if try == spellTries {

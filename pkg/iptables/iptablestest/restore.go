@@ -84,7 +84,7 @@ func (r *run) commit(table rules.TableName, body []command, line, nth int) error
 	}
 	err := s.all(body)
 	if err == nil && nth == r.failAt {
-		err = r.kernel(line, "line 1: RULE_APPEND failed (Device or resource sayBusy): injected fault")
+		err = r.kernel(line, "line 1: RULE_APPEND failed (Device or resource busy): injected fault")
 	}
 	if err != nil || !s.wrote && !s.cleared {
 		f.mu.Unlock()
