@@ -167,9 +167,9 @@ type Finding struct {
 //     shared: portmap first flushes a pod's chain, which leads to CNI-HOSTPORT-SETMARK.
 //     And an owner may flush a chain before it fills or deletes it.
 //   - A jump that is missing while its witness is present was deleted by name. It is lost
-//     only if its target still has rules or lost them, no other jump leads there, and the grace
-//     since the deletion is over. A Named jump (Docker's MASQUERADE) is never lost: its
-//     owner deletes just that rule with the network.
+//     only if its target still has rules or lost them, and if no other jump leads there.
+//     The grace since the deletion must be over, too. A Named jump (Docker's MASQUERADE)
+//     is never lost: its owner deletes just that rule with the network.
 //   - A chain that is guarded only because protected rules lead to it may be empty or missing:
 //     its owner rewrites it freely. If a rule that leads there is lost, the chain is lost too.
 //   - Rules and chains that a purge deleted by name are lost, even if others remain. A process

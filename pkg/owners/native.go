@@ -26,8 +26,8 @@ const (
 	// Empties: the owner deletes the last rules or elements, and does nothing else in that
 	// commit.
 	Empties Habit = iota
-	// Keeps: the owner never leaves a chain empty, and never deletes only the elements of a
-	// set.
+	// Keeps: the owner never leaves a chain empty, and never deletes a set's elements without
+	// other changes.
 	Keeps
 	// Together: with the last rule of the chain the owner deletes rules of other chains, or
 	// deletes chains.
@@ -37,7 +37,8 @@ const (
 	// ByComment: the owner deletes all rules with one comment, which names a pod, from all
 	// chains at once.
 	ByComment
-	// OneAlone: the owner may delete only the single element of a set, but never several.
+	// OneAlone: the owner may delete a set's only element without other changes, but never
+	// several.
 	OneAlone
 )
 

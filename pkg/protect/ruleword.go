@@ -13,7 +13,7 @@ import (
 // guard them.
 type Proposal struct {
 	Unguarded     // the first rule
-	Count     int // the rules that the word would guard, or of the same owner without a word
+	Count     int // number of rules for the word, or of the same owner without a word
 	Word      string
 	// Alike: no single word names just these rules, which differ in numbers and addresses only.
 	// Each has a word of its own.

@@ -227,8 +227,9 @@ func reason(err error) string {
 	return strings.TrimPrefix(err.Error(), "json: ")
 }
 
-// unquoted advises quotes for a text that YAML reads as a number or a bool. Quotes turn it into
-// neither a time nor a quantity, and a port's number into a name that no endpoint has.
+// unquoted advises quotes for a text that YAML reads as a number or a bool. It gives no such
+// advice for a time, a quantity or a port's number: quotes would turn the number into a name
+// that no endpoint has.
 func unquoted(wrong *json.UnmarshalTypeError) string {
 	if wrong.Type == nil || wrong.Type.Kind() != reflect.String {
 		return ""

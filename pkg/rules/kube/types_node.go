@@ -42,7 +42,7 @@ type ConfigMapNodeConfigSource struct {
 	KubeletConfigKey string `json:"kubeletConfigKey"`
 }
 
-// A NodePodPreemptionPolicy lists cases in which the node preempts no pod.
+// A NodePodPreemptionPolicy lists the requesters for which the node preempts no pod.
 type NodePodPreemptionPolicy struct {
 	DisableResizePreemption []string `json:"disableResizePreemption,omitempty"`
 }
