@@ -17,8 +17,9 @@ import (
 // no words for it. On legacy iptables may print it over several lines, or in words that
 // iptables-restore reads as another rule. Or iptables prints another rule in the same words, or
 // does not understand this one. Its Spec names it by a digest, so that it can be compared and
-// counted like any other rule. If canaryd read the bytes from the kernel, the Spec has them
-// too, and a replay writes them. Without them a replay leaves the rule out and says why.
+// counted like any other rule. If its bytes in the kernel are enough to make the rule again,
+// the Spec has them too, and a replay writes them. Without them a replay leaves the rule out
+// and says why.
 const opaqueStart = "# rule "
 
 // bytesStart begins the bytes of an opaque rule, behind the digest. setsStart begins the names

@@ -62,8 +62,8 @@ func readOptions(words []string, base func(option, value string) string) string 
 	return ""
 }
 
-// understood reports whether all extensions of a form are known, and no value looks like an
-// option.
+// understood reports whether all extensions of a form are known, and no second value of an
+// option looks like an option.
 func (f *form) understood() bool {
 	for i := range f.exts {
 		if f.exts[i].known == nil && !f.exts[i].bare {

@@ -45,7 +45,7 @@ func Families() []Family { return []Family{IPv4, IPv6} }
 // A TableID names a table of a family.
 type TableID = tableid.TableID
 
-// A TableName names a table of iptables, which has five.
+// A TableName names any of iptables' five tables.
 type TableName = string
 
 // The tables of iptables.

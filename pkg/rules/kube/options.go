@@ -46,7 +46,7 @@ type Options struct {
 	// later).
 	RandomFully bool
 
-	// DetectLocalMode selects the field that is used of the next three.
+	// DetectLocalMode decides which of the next three fields is used.
 	DetectLocalMode        LocalMode
 	ClusterCIDRs           []string // none: no local detection
 	PodBridgeInterface     string
