@@ -2,9 +2,10 @@ package canary
 
 import "github.com/canaryd/canaryd/pkg/rules"
 
-// Covers reports whether an owner has put its rules back after a loss: each jump stands and leads
-// to a chain with rules, and each chain that no rule leads to, such as a hint, exists again. It
-// asks for less than Judge, because an owner may write other rules than before.
+// Covers reports whether an owner has put its rules back after a loss. Each jump must be
+// present and lead to a chain with rules. Each chain that no rule leads to, such as a hint,
+// must exist again. Covers requires less than Judge, because an owner may write other rules
+// than before.
 func Covers(want rules.Section, t *rules.Table) bool {
 	for _, h := range missingJumps(want, t) {
 		if !Superseded(want, t.Rules(h.Chain), h) {

@@ -9,7 +9,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// intact is a table as it was learned, with its marks: a canary and two witnesses of one nonce.
+// intact is a learned table with its marks: a canary and two witnesses with the same nonce.
 const intact = `*nat
 :PREROUTING ACCEPT [0:0]
 :OUTPUT ACCEPT [0:0]
@@ -25,7 +25,7 @@ const intact = `*nat
 COMMIT
 `
 
-// The judge takes what is wanted of a table and what a read showed of it.
+// Judge compares the wanted content of a table with the content that a read saw.
 func ExampleJudge() {
 	selector, err := protect.NewSelector([]string{"kube"})
 	if err != nil {
@@ -45,7 +45,7 @@ func ExampleJudge() {
 		Mark:        canary.Mark{Nonce: "0123456789abcdef", Witnessed: section.JumpChains(rules.Nat)},
 		Section:     section,
 	}
-	without := func(part string) string { // intact without the lines that have it
+	without := func(part string) string { // intact without the lines that contain part
 		var left strings.Builder
 		for line := range strings.Lines(intact) {
 			if !strings.Contains(line, part) {

@@ -8,30 +8,30 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A Verdict is what became of one table.
+// A Verdict is the state of a table.
 type Verdict string
 
-// The verdicts. Unknown, Intact, Changed, Refused and Partial are no loss that a replay answers.
+// The verdicts. A replay does not answer Unknown, Intact, Changed, Refused and Partial.
 const (
 	Unknown      Verdict = "unknown"       // it could not be read, or nothing was planted yet
 	Intact       Verdict = "intact"        // the generation is in force
-	Changed      Verdict = "changed"       // marks stand, rules changed: a decision of their owner
+	Changed      Verdict = "changed"       // marks are present; owners changed rules
 	JumpsMissing Verdict = "jumps_missing" // a built-in chain was flushed, or jumps deleted by name
 	Emptied      Verdict = "emptied"       // rules flushed, chains left (iptables -F), or rules purged
 	ChainDeleted Verdict = "chain_deleted" // the canary's chain is gone (iptables -X, a full restore)
 	TableDeleted Verdict = "table_deleted" // the table is gone (nft flush ruleset, nft delete table)
 	Replaced     Verdict = "replaced"      // a canary with another nonce: saved rules were restored
 	Drifted      Verdict = "drifted"       // another process changed a declared source's rules
-	// Refused: declared rules are not in force, because the kernel refuses one of them. Judge
+	// Refused: declared rules are not in force, because the kernel refuses some of them. Judge
 	// never returns it; the writer of declared rules does.
 	Refused Verdict = "refused"
-	// Partial: rules of the table were lost and could not be put back; all else of it is in force.
-	// Judge never returns it; a status does.
+	// Partial: lost rules of the table could not be put back; the rest is in force. Judge never
+	// returns it; a status does.
 	Partial Verdict = "partial"
 )
 
-// Loss reports whether a replay answers the verdict. It is false for the empty verdict of a table
-// that was not read.
+// Loss reports whether a replay answers the verdict. It is false for the empty verdict of a
+// table that was not read.
 func (v Verdict) Loss() bool {
 	switch v {
 	case "", Unknown, Intact, Changed, Refused, Partial:
@@ -46,33 +46,35 @@ func LossKinds() []Verdict {
 	return []Verdict{JumpsMissing, Emptied, ChainDeleted, TableDeleted, Replaced, Drifted}
 }
 
-// Wanted is what ought to be in force in one table.
+// Wanted is the content of a table that ought to be in force.
 type Wanted struct {
 	CanaryChain string
 	Mark        Mark
 	Section     rules.Section
-	// OnDemand: the table needs marks only while something is protected in it.
+	// OnDemand: the table needs marks only while it has something protected.
 	OnDemand bool
-	// Complete also has the rules that are quarantined. Which chains lead to which is read there.
-	// Nil means Section.
+	// Complete also has the quarantined rules. It shows which chains lead to which. Nil means
+	// Section.
 	Complete *rules.Section
-	// Claimed reports whether a declared source owns a chain: each change of it is drift. Nil
-	// means none.
+	// Claimed reports whether a declared source owns a chain. Each change of such a chain is
+	// drift. Nil means none.
 	Claimed func(chain string) bool
-	// Piecewise reports whether many owners share a chain. Each of them removes its own rules
-	// before the chains that these lead to, and leaves chains that it shares. Nil means none.
+	// Piecewise reports whether many owners share a chain. Each owner removes its own rules
+	// before the chains that they lead to, and leaves shared chains. Nil means none.
 	Piecewise func(chain string) bool
-	// Robbed are living containers whose rules another process than their owner deleted by name.
+	// Robbed are living containers whose rules were deleted by name, by a process other than
+	// their owner.
 	Robbed map[protect.Attachment]bool
-	// Purged reports whether a chain lost its rules, or a built-in chain a jump to target, to a
-	// process that is no owner: it deletes canaryd's marks by name, too. Nil means none did.
+	// Purged reports whether a purge took rules from a chain, or from a built-in chain a jump
+	// to target. A purge is a process that also deletes canaryd's marks by name, so it is no
+	// owner. Nil means no purge.
 	Purged func(chain, target string) bool
 }
 
 func (w Wanted) shared(chain string) bool { return w.Piecewise != nil && w.Piecewise(chain) }
 
-// Needless reports whether a table needs no marks: it is guarded on demand, and a read shows that
-// nothing protected is in it or ought to be.
+// Needless reports whether a table needs no marks. It is guarded on demand, a read shows
+// nothing protected in it, and nothing protected is wanted there.
 func (w Wanted) Needless(seen Seen) bool {
 	return w.OnDemand && seen.Err == nil && w.complete().Bare() && w.Section.Bare() && seen.Section.Bare()
 }
@@ -84,92 +86,95 @@ func (w Wanted) complete() rules.Section {
 	return w.Section
 }
 
-// Seen is what a full read showed of one table.
+// Seen is the content of a table in a full read.
 type Seen struct {
 	Table *rules.Table // nil: the table does not exist
 	Err   error        // not nil: the table could not be read
-	// Section is what rules.Protection.Extract learned from Table.
+	// Section is the result of rules.Protection.Extract for Table.
 	Section rules.Section
-	// Over reports whether the jump grace of something in Finding.Waiting is over: its owner has
-	// had the time to write it again, or to delete the rest. Nil means none.
+	// Over reports whether the jump grace of an entry of Finding.Waiting is over. Then its
+	// owner has had the time to write the jump again, or to delete the rest. Nil means none.
 	Over func(rules.Jump) bool
-	// Quiet says that the grace of everything is over.
+	// Quiet says that the grace of every entry is over.
 	Quiet bool
-	// Before is the Finding of the last read during the same loss; the zero Finding if there
-	// was none.
+	// Before is the Finding of the last read during the same loss, or the zero Finding.
 	Before Finding
 }
 
-// A Finding is a verdict and what it rests on.
+// A Finding is a verdict and its evidence.
 type Finding struct {
 	Verdict Verdict
-	// MarkLost says that the canary is missing, empty, or has another nonce. Findings from
-	// before this planting then say nothing about the table.
+	// MarkLost says that the canary is missing, empty, or has another nonce. Then findings from
+	// before this planting say nothing about the table.
 	MarkLost bool
-	// Unmarked says that the table needs no marks and has none. If it had some, they went with
-	// nothing that is protected.
+	// Unmarked says that the table needs no marks and has none. If it had marks, nothing
+	// protected was lost with them.
 	Unmarked bool
-	// Witnesses are the built-in chains whose witness is gone.
+	// Witnesses are the built-in chains whose witness is missing.
 	Witnesses []string
-	// Jumps are the lost jumps, which are to be put back.
+	// Jumps are the lost jumps, which a replay must put back.
 	Jumps []rules.Jump
 	// Waiting are jumps that may be lost, but whose owner may still be at work until the grace
-	// has passed. They are missing while their witness stands, or they are the first rule of an
-	// emptied chain that its owner may be about to fill or delete, or led from an emptied chain to
-	// a chain that still has rules, and many owners share one of the two.
+	// is over. There are three kinds. A jump may be missing while its witness is present. Or it
+	// is the first rule of an emptied chain that its owner may soon fill or delete. Or it led
+	// from an emptied chain to a chain that still has rules, and many owners share either
+	// chain.
 	Waiting []rules.Jump
-	// Emptied and Missing are lost protected chains: without a rule, or gone. In a table that
-	// lost its mark, these are all such chains.
+	// Emptied and Missing are lost protected chains: without a rule, or deleted. In a table
+	// that lost its mark, these are all such chains.
 	Emptied []string
 	Missing []string
-	// Taken are lost rules of protected chains that still hold others: those of robbed containers,
-	// and those that a purge deleted.
+	// Taken are lost rules of protected chains that still hold others: rules of robbed
+	// containers, and rules that a purge deleted.
 	Taken []rules.Jump
-	// Released are protected chains that are gone, although the flush left chains standing:
-	// their owner removed them meanwhile.
+	// Released are missing protected chains, although the flush deleted no chains: their owner
+	// removed them meanwhile.
 	Released []string
-	// Restored is the canary of the saved rules that were restored during this loss; empty if
-	// none were. Brought are protected chains that only the saved rules had, and that are still
-	// empty. Lacked are missing chains that were missing from the first read on: the first one
-	// of a table without chains, or the first one after saved rules were restored.
+	// Restored is the canary of the saved rules that were restored during this loss; empty
+	// without saved rules. Brought are protected chains that only the saved rules had, and that
+	// are still empty. Lacked are missing chains that were already missing in the first read.
+	// That is the first read of a table without chains, or the first read after saved rules
+	// were restored.
 	Restored string
 	Brought  []string
 	Lacked   []string
-	// Drilled says that a drill of canaryd's took the canary, and no flush did: its stand-in
-	// stands. Then MarkLost is false, and the content is judged as if the canary stood.
+	// Drilled says that a drill of canaryd took the canary, and no flush did, because its
+	// stand-in is present. Then MarkLost is false, and the content is judged as if the canary
+	// were present.
 	Drilled bool
-	// Drift lists how claimed chains and jumps differ from what is declared.
+	// Drift lists the differences of claimed chains and jumps from their declaration.
 	Drift rules.Difference
-	// Err is why the verdict is unknown.
+	// Err is the reason why the verdict is unknown.
 	Err error
 }
 
-// Judge decides what became of one table. It is a pure function. Its rules, in order:
+// Judge returns the verdict on a table, with its evidence. It is a pure function. Its rules, in
+// order:
 //
 //   - A table that could not be read, or never had a canary, is unknown. But a table
-//     that does not exist, and that nothing is wanted of, is intact, and so is a
-//     table that needs no marks.
+//     that does not exist and has no wanted content is intact, and so is a table that
+//     needs no marks.
 //   - If the canary is missing, empty or has another nonce, the table was deleted,
-//     flushed or replaced. A flush that empties the canary leaves all chains standing.
-//     So the few chains that are missing then were removed by their owner (a pod's, by
-//     CNI DEL), unless they were missing before the flush: see lacked.
-//     If only a drill of canaryd's took it, what follows is judged as if it stood.
+//     flushed or replaced. A flush that empties the canary deletes no chains. So the
+//     few missing chains were removed by their owner (a pod's, by CNI DEL), unless they
+//     were missing before the flush: see lacked. If only a drill of canaryd took the
+//     canary, the rest is judged as if the canary were present.
 //   - If a witness is missing, its built-in chain was flushed.
-//   - An emptied chain is lost if its owner never leaves it so (owners.EmptyingOf), or
-//     if a chain that only it referenced still has rules. Of a chain that many owners
-//     share, the last one removes its rule first and then the chain (portmap, netavark),
-//     and what only its own chain led to may be shared as well (portmap flushes a pod's
-//     chain first, which leads to CNI-HOSTPORT-SETMARK): this waits for the grace. So
-//     does a chain that its owner flushes before it fills or deletes it.
-//   - A jump that is missing while its witness stands was deleted by name. It is lost
-//     only if its target still has rules or lost them, no other jump leads there, and the grace
-//     since the deletion is over. A Named jump (Docker's MASQUERADE) is never lost: its
-//     owner deletes just that rule with the network.
-//   - A chain that is guarded only because protected rules lead to it may be empty or gone: its
-//     owner rewrites it as it likes. If a rule that leads there is lost, it is lost too.
-//   - What a purge deleted by name is lost, whatever else is left: a process that deletes
-//     canaryd's marks as well is no owner.
-//   - Claimed chains, and the jumps into them, that are not as declared have drifted.
+//   - An emptied chain is lost if its owner never leaves it empty (owners.EmptyingOf), or
+//     if a chain that only it referenced still has rules. Some cases wait for the grace.
+//     If many owners share a chain, the last owner removes its rule first and then the
+//     chain (portmap, netavark). A chain that only an emptied chain led to may also be
+//     shared: portmap first flushes a pod's chain, which leads to CNI-HOSTPORT-SETMARK.
+//     And an owner may flush a chain before it fills or deletes it.
+//   - A jump that is missing while its witness is present was deleted by name. It is lost
+//     only if its target still has rules or lost them, and if no other jump leads there.
+//     The grace since the deletion must be over, too. A Named jump (Docker's MASQUERADE)
+//     is never lost: its owner deletes just that rule with the network.
+//   - A chain that is guarded only because protected rules lead to it may be empty or missing:
+//     its owner rewrites it freely. If a rule that leads there is lost, the chain is lost too.
+//   - Rules and chains that a purge deleted by name are lost, even if others remain. A process
+//     that also deletes canaryd's marks is no owner.
+//   - Claimed chains, and the jumps into them, that differ from their declaration have drifted.
 //     Undeclared chains that other owners' rules lead to do not count.
 //   - Every other difference is a decision of the rules' owner.
 func Judge(want Wanted, seen Seen) Finding {
@@ -200,7 +205,8 @@ func Judge(want Wanted, seen Seen) Finding {
 	}
 	f := Finding{Verdict: v, MarkLost: true, Witnesses: missingWitnesses(want, seen.Table)}
 	for _, h := range missingJumps(want.Section, seen.Table) {
-		// An owner may already have written the jump in other words; then it has the last word.
+		// Its owner may already have written the jump in other words. Then the owner's version
+		// counts.
 		if v == Replaced || !Superseded(want.Section, seen.Table.Rules(h.Chain), h) {
 			f.Jumps = append(f.Jumps, h)
 		}
@@ -212,7 +218,7 @@ func Judge(want Wanted, seen Seen) Finding {
 	return f
 }
 
-// judgeStanding judges a table of which the canary stands, claimed chains included.
+// judgeStanding judges a table whose canary is present, claimed chains included.
 func judgeStanding(want Wanted, seen Seen) Finding {
 	if want.Claimed == nil {
 		return judgeContent(want, seen)
@@ -234,7 +240,7 @@ func judgeStanding(want Wanted, seen Seen) Finding {
 	return f
 }
 
-// judgeCanary returns what became of the canary: Intact if it stands.
+// judgeCanary returns the verdict that the canary shows: Intact if it is present.
 func judgeCanary(want Wanted, t *rules.Table) Verdict {
 	if t == nil {
 		return TableDeleted
@@ -252,7 +258,7 @@ func judgeCanary(want Wanted, t *rules.Table) Verdict {
 	}
 }
 
-// judgeContent judges a table whose canary stands, claimed chains excepted.
+// judgeContent judges a table whose canary is present, without claimed chains.
 func judgeContent(want Wanted, seen Seen) Finding {
 	f := Finding{Verdict: Intact, Witnesses: missingWitnesses(want, seen.Table)}
 	var removed []rules.Jump // perhaps
@@ -265,8 +271,8 @@ func judgeContent(want Wanted, seen Seen) Finding {
 		case want.jumpPurged(h):
 			f.Jumps = append(f.Jumps, h)
 		case h.Named || hasOtherJump(seen.Table, h):
-			// Its owner removed it. After a Named jump, nothing remains that would show whether its
-			// owner meant that.
+			// Its owner removed it. If a Named jump is missing, nothing else shows whether its
+			// owner removed it.
 		case !hasRules(seen.Table, h.Rule.Target):
 			removed = append(removed, h)
 		case seen.over(h):
@@ -278,8 +284,9 @@ func judgeContent(want Wanted, seen Seen) Finding {
 	emptied, missing, led := withoutLedTo(want.Section, seen.Table)
 	gone := f.judgePurged(want, &emptied, missing, led)
 	f.judgeEmptied(want, seen, emptied)
-	// The jump to a chain that is put back may have been deleted with the chain's rules: one
-	// `iptables-restore --noflush` does both. The jumps to other empty chains their owner removed.
+	// The jump to a chain that is put back may have been deleted with the chain's rules: an
+	// `iptables-restore --noflush` does both at once. Jumps to other empty chains were removed
+	// by their owner.
 	for _, h := range removed {
 		if slices.Contains(f.Emptied, h.Rule.Target) {
 			f.Waiting = append(f.Waiting, h)
@@ -290,7 +297,7 @@ func judgeContent(want Wanted, seen Seen) Finding {
 	switch {
 	case len(f.Emptied)+len(gone) > 0 || thinned:
 		f.Verdict = Emptied
-		// The chains below an emptied chain that are gone were lost with it.
+		// Missing chains below an emptied chain were lost with it.
 		f.Missing = merge(slices.Concat(f.Missing, below(want.Section, f.Emptied, missing)), gone)
 	case len(f.Jumps) > 0 || len(f.Witnesses) > 0 || robbed:
 		f.Verdict = JumpsMissing
@@ -319,8 +326,8 @@ func missingWitnesses(want Wanted, t *rules.Table) []string {
 	return gone
 }
 
-// missingJumps returns the jumps that t lacks. It counts: a jump that is wanted twice and stands
-// once is missing once.
+// missingJumps returns the jumps that t lacks. It counts copies: if a jump is wanted twice and
+// t has it once, it is missing once.
 func missingJumps(s rules.Section, t *rules.Table) []rules.Jump {
 	var missing []rules.Jump
 	for i, h := range s.Jumps {
@@ -344,17 +351,18 @@ func countRule(t *rules.Table, h rules.Jump) int {
 	return n
 }
 
-// hasOtherJump reports whether another rule of the built-in chain jumps to the jump's target. An
-// owner that rewrites a jump inserts the new one first, and deletes the old one by name later.
+// hasOtherJump reports whether another rule of the built-in chain jumps to the jump's target.
+// An owner that rewrites a jump inserts the new jump first, and deletes the old one by name
+// later.
 func hasOtherJump(t *rules.Table, h rules.Jump) bool {
 	return slices.ContainsFunc(t.Rules(h.Chain), func(r rules.Rule) bool {
 		return r.Target == h.Rule.Target && !r.Equal(h.Rule)
 	})
 }
 
-// Superseded reports whether the built-in chain, which holds the standing rules, now has a new jump
-// to the same target: its owner rewrote the jump, as kube-proxy does when an upgrade changes a
-// match. It is false for a Named jump: another MASQUERADE belongs to another network.
+// Superseded reports whether the built-in chain, which now holds the standing rules, has a new
+// jump to the same target. Then its owner rewrote the jump, as kube-proxy does when an upgrade
+// changes a match. It is false for a Named jump: another MASQUERADE belongs to another network.
 func Superseded(s rules.Section, standing []rules.Rule, h rules.Jump) bool {
 	return !h.Named && slices.ContainsFunc(standing, func(r rules.Rule) bool {
 		return r.Target == h.Rule.Target && !slices.ContainsFunc(s.Jumps, func(k rules.Jump) bool {
@@ -365,8 +373,8 @@ func Superseded(s rules.Section, standing []rules.Rule, h rules.Jump) bool {
 
 func hasRules(t *rules.Table, chain string) bool { return len(t.Rules(chain)) > 0 }
 
-// lostChains returns the wanted chains that have lost all of their rules, and the names of those
-// that do not exist.
+// lostChains returns the wanted chains that have lost all of their rules, and the names of
+// wanted chains that do not exist.
 func lostChains(s rules.Section, t *rules.Table) (emptied []rules.Chain, missing []string) {
 	for _, wanted := range s.Chains {
 		c := t.Chain(wanted.Name)
@@ -380,10 +388,10 @@ func lostChains(s rules.Section, t *rules.Table) (emptied []rules.Chain, missing
 	return emptied, missing
 }
 
-// orphaned returns the index of a rule of the emptied chain that led to a chain which only this
-// one referenced and which still has rules, or -1. An owner that empties its chain on purpose
-// removes the chains below it in the same transaction, but for those that it shares with others:
-// a rule that leads to one of these is returned only where there is no other.
+// orphaned returns the index of a rule of the emptied chain, or -1. The rule led to a chain
+// that still has rules and that only this chain referenced. An owner that empties its chain on
+// purpose removes the chains below it in the same transaction, except shared chains. So a rule
+// that leads to a shared chain is the last choice.
 func orphaned(want Wanted, t *rules.Table, emptied rules.Chain) int {
 	toShared := -1
 	for i, r := range emptied.Rules {

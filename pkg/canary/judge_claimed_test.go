@@ -12,13 +12,13 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// claimedHere reports the chains of node that a declared source owns in these
-// tests; the others were learned.
+// claimedHere reports the chains of node that a declared source owns in these tests. The others
+// were learned.
 func claimedHere(chain string) bool {
 	return chain == "KUBE-SERVICES" || strings.HasPrefix(chain, "KUBE-SVC-") || strings.HasPrefix(chain, "KUBE-SEP-")
 }
 
-// judged judges node as it is after edits.
+// judged judges node after edits.
 func judged(t *testing.T, claimed func(string) bool, quiet bool, edits ...edit) Finding {
 	t.Helper()
 	text := node
@@ -74,8 +74,8 @@ func TestWhatIsClaimedMustBeExactlyAsDeclared(t *testing.T) {
 				if d := cmp.Diff(Finding{Verdict: Drifted}, got, cmpopts.EquateEmpty()); d != "" {
 					t.Errorf("quiet %t, besides (-want +got):\n%s", quiet, d)
 				}
-				// The same is a decision of its owner's, or a loss of another
-				// kind, where no source claims the chain.
+				// Without a source that claims the chain, the same is its owner's decision, or
+				// a loss of another kind.
 				if got := judged(t, nil, quiet, test.edits...); got.Verdict == Drifted || got.Drift != nil {
 					t.Errorf("quiet %t, unclaimed: %s, %v", quiet, got.Verdict, got.Drift)
 				}
@@ -184,7 +184,7 @@ func TestAllOrNothingClaimed(t *testing.T) {
 	}
 }
 
-// inShort says once for each chain, and once for all jumps, that it differs.
+// inShort reports a difference once for each chain, and once for all jumps.
 func inShort(d rules.Difference) []string {
 	var list []string
 	for _, v := range d {

@@ -6,7 +6,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// This file selects what is compared of a table with what a source declares.
+// This file selects the chains and jumps that are compared with a source's declaration.
 
 // withoutLeftOut returns both sections without chains that are left out: their rules are unknown.
 func withoutLeftOut(declared, standing rules.Section, t *rules.Table) (rules.Section, rules.Section) {
@@ -22,7 +22,7 @@ func withoutLeftOut(declared, standing rules.Section, t *rules.Table) (rules.Sec
 }
 
 // withoutReferenced returns standing without the undeclared chains that rules of other owners
-// lead to. The kernel does not allow to delete them, and they take no packet from declared
+// lead to. The kernel refuses to delete these chains, and they get no packets from declared
 // chains.
 func withoutReferenced(declared rules.Section, standing []rules.Chain, t *rules.Table, claimed func(string) bool) []rules.Chain {
 	extra := map[string][]rules.Rule{}

@@ -7,8 +7,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// judgeEmptied sorts the emptied chains of a table whose canary stands: they are lost, they wait,
-// or their owner emptied them. What led to a chain that is lost with it counts as if it stood.
+// judgeEmptied sorts the emptied chains of a table whose canary is present: they are lost, they
+// wait, or their owner emptied them. The rules of lost chains still count as references to
+// other chains.
 func (f *Finding) judgeEmptied(want Wanted, seen Seen, emptied []rules.Chain) {
 	led := targets(seen.Table, len(emptied) > 0)
 	for n := -1; n != len(f.Emptied); {
@@ -42,8 +43,8 @@ func (f *Finding) judgeEmptied(want Wanted, seen Seen, emptied []rules.Chain) {
 	}
 }
 
-// emptiedWhole notes that a chain is lost by its owner's habit, and reports whether it is. led:
-// rules lead to it.
+// emptiedWhole records a chain that is lost by its owner's habit, and reports whether it is
+// lost. led: rules lead to it.
 func (f *Finding) emptiedWhole(seen Seen, c rules.Chain, led bool) bool {
 	lost := false
 	switch owners.EmptyingOf(seen.Table.Name, c.Name) {
@@ -63,7 +64,7 @@ func (f *Finding) emptiedWhole(seen Seen, c rules.Chain, led bool) bool {
 // over reports whether the grace of a missing jump, or of an emptied chain, is over.
 func (s Seen) over(h rules.Jump) bool { return s.Quiet || s.Over != nil && s.Over(h) }
 
-// targets returns the chains that rules of the table lead to; nil unless they are needed.
+// targets returns the chains that rules of the table lead to; nil if the caller needs none.
 func targets(t *rules.Table, needed bool) map[string]bool {
 	if !needed {
 		return nil
@@ -77,8 +78,8 @@ func targets(t *rules.Table, needed bool) map[string]bool {
 	return led
 }
 
-// below returns those of the missing chains that rules of the emptied chains led to, directly or by
-// way of other missing chains. Their owner removed the others.
+// below returns the missing chains that rules of the emptied chains led to, directly or through
+// other missing chains. The other missing chains were removed by their owner.
 func below(s rules.Section, emptied, missing []string) []string {
 	if len(missing) == 0 {
 		return nil

@@ -12,8 +12,8 @@ import (
 
 const witnessLine = `-m comment --comment "canaryd-witness:0123456789abcdef"`
 
-// ownersNat and ownersFilter are a node's tables with chains of many owners, each written as its
-// owner does.
+// ownersNat and ownersFilter are tables of a node with chains of many owners. Each chain is
+// written as its owner writes it.
 const (
 	ownersNat = `*nat
 :PREROUTING ACCEPT [0:0]
@@ -95,8 +95,8 @@ COMMIT
 `
 )
 
-// TestAChainThatWasEmptiedAlone: what `iptables -F CHAIN` comes to, chain by chain: at once, and
-// after it has stood for the grace.
+// TestAChainThatWasEmptiedAlone: a process runs `iptables -F CHAIN`, chain by chain. The
+// verdict must be right at once, and after the grace.
 func TestAChainThatWasEmptiedAlone(t *testing.T) {
 	const accepted, waits, lost = "its owner's doing", "waits", "lost"
 	for _, test := range []struct {
@@ -154,8 +154,8 @@ func TestAChainThatWasEmptiedAlone(t *testing.T) {
 	}
 }
 
-// TestAChainThatNothingLeadsToMayBeEmpty: portmap's DEL has deleted the jump already, and a service
-// went with the rule that led to its chain.
+// TestAChainThatNothingLeadsToMayBeEmpty: portmap's DEL has already deleted the jump, and
+// kube-proxy deleted a service with the rule that led to its chain.
 func TestAChainThatNothingLeadsToMayBeEmpty(t *testing.T) {
 	selector, err := protect.NewSelector([]string{"kube", "cni"})
 	if err != nil {

@@ -9,8 +9,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// filterNode is node's filter table, with the chains of filter that are never
-// empty.
+// filterNode is node's filter table, with the chains of filter that are never empty.
 const filterNode = `*filter
 :INPUT ACCEPT [0:0]
 :FORWARD ACCEPT [0:0]
@@ -35,8 +34,8 @@ const filterNode = `*filter
 COMMIT
 `
 
-// fuzzed are the tables that FuzzJudge damages, who claims which chains, and
-// which rules of built-in chains a preset names.
+// fuzzed are the tables that FuzzJudge damages, with their claimed chains and the rules of
+// built-in chains that a preset names.
 var fuzzed = []struct {
 	text      string
 	neverBare []string
@@ -51,13 +50,13 @@ var fuzzed = []struct {
 	{dockerNode, nil, func(string) bool { return true }, []string{masq17, masq18}},
 }
 
-// A ruin is a table's lines after some damage. It answers FuzzJudge's questions
-// from the text alone, without the functions that are being tested.
+// A ruin is a table's lines after some damage. Its methods answer FuzzJudge's questions from
+// the text alone, without the tested functions.
 type ruin []string
 
-// ruinOf does to each line what the byte at its place says: 1 deletes it (a
-// chain with all its rules), 2 doubles a rule, 3 changes numbers in it, 4 gives
-// it a match more, 5 flushes a chain.
+// ruinOf damages each line by the byte at its place. 1 deletes the line (a chain with all its
+// rules), 2 doubles a rule, and 3 changes numbers in it. 4 adds a match to the rule, and 5
+// flushes a chain.
 func ruinOf(text string, fate []byte) ruin {
 	var left ruin
 	bare := map[string]bool{} // chains without rules
@@ -95,7 +94,7 @@ func (r ruin) declares(chain string) bool {
 	return slices.ContainsFunc(r, func(l string) bool { return strings.HasPrefix(l, ":"+chain+" ") })
 }
 
-// rules are the lines that append to the chain.
+// rules returns the lines that append to the chain.
 func (r ruin) rules(chain string) []string {
 	var found []string
 	for _, l := range r {
@@ -106,7 +105,7 @@ func (r ruin) rules(chain string) []string {
 	return found
 }
 
-// jumps are the lines that jump to the chain.
+// jumps returns the lines that jump to the chain.
 func (r ruin) jumps(chain string) []string {
 	var found []string
 	for _, l := range r {
@@ -117,8 +116,8 @@ func (r ruin) jumps(chain string) []string {
 	return found
 }
 
-// reworded: the jump's target is still jumped in the same built-in chain, by
-// another rule; rejumped: by one that was not there before.
+// hasOtherJump reports whether another rule of the same built-in chain jumps to the jump's
+// target (reworded), and whether that rule is new (rejumped).
 func (r ruin) hasOtherJump(before ruin, jump, chain, target string) (reworded, rejumped bool) {
 	for _, l := range r.jumps(target) {
 		if strings.HasPrefix(l, "-A "+chain+" ") && l != jump {
@@ -129,8 +128,8 @@ func (r ruin) hasOtherJump(before ruin, jump, chain, target string) (reworded, r
 	return reworded, rejumped
 }
 
-// orphans reports whether the chain was emptied while a chain that only it led
-// to holds rules, and no rule leads to it any more.
+// orphans reports whether the chain was emptied, and a chain that only it led to still holds
+// rules and is no longer referenced.
 func (r ruin) orphans(before ruin, chain string) bool {
 	if !r.declares(chain) || len(r.rules(chain)) > 0 {
 		return false
@@ -146,9 +145,8 @@ func (r ruin) orphans(before ruin, chain string) bool {
 	return false
 }
 
-// FuzzJudge damages a table in every mix of ways and checks the promises of
-// Judge: what is lost is never called intact or changed, and what is not lost
-// is never called a loss.
+// FuzzJudge damages a table in every mix of ways and checks the promises of Judge. Judge must
+// never report a loss as intact or changed, and never report a loss where nothing is lost.
 func FuzzJudge(f *testing.F) {
 	for which, table := range fuzzed {
 		n := strings.Count(table.text, "\n")
@@ -174,7 +172,7 @@ func FuzzJudge(f *testing.F) {
 		seen := Seen{Table: left, Section: protection.Extract(left, IsMark), Quiet: quiet}
 		got := Judge(want, seen)
 
-		loss := false // something below is one
+		loss := false // a check below found a loss
 		lost := func(what string) {
 			t.Helper()
 			if loss = true; !got.Verdict.Loss() {
@@ -205,8 +203,8 @@ func FuzzJudge(f *testing.F) {
 				t.Errorf("%s is missing, and the table is intact", line)
 			}
 			if slices.Contains(scene.named, line) {
-				// It leads nowhere: lost with its chain's witness or the canary,
-				// whatever else stands there; by name, its owner's decision.
+				// It leads nowhere. It is lost with its chain's witness or the canary, even if
+				// other rules remain. A deletion by name is its owner's decision.
 				flushed := !after.has("-A " + h.Chain + " " + nonce.Witness().Spec)
 				if flushed {
 					lost("the named " + line + " is missing")
@@ -239,7 +237,7 @@ func FuzzJudge(f *testing.F) {
 		for _, c := range want.Section.Chains {
 			bare := after.declares(c.Name) && len(after.rules(c.Name)) == 0 && len(c.Rules) > 0
 			led := slices.ContainsFunc(after, func(line string) bool { return strings.HasSuffix(line, " -j "+c.Name) })
-			whole := led && (strings.HasPrefix(c.Name, "KUBE-SVC-") || strings.HasPrefix(c.Name, "KUBE-SEP-")) // kube-proxy deletes such a chain with what leads to it
+			whole := led && (strings.HasPrefix(c.Name, "KUBE-SVC-") || strings.HasPrefix(c.Name, "KUBE-SEP-")) // kube-proxy deletes such a chain with the rules that lead to it
 			if bare && (slices.Contains(scene.neverBare, c.Name) || foreign(c.Name) && (whole || after.orphans(before, c.Name))) {
 				lost(c.Name + " was emptied")
 				if foreign(c.Name) && !slices.Contains(got.Emptied, c.Name) {

@@ -7,11 +7,12 @@ import (
 )
 
 // This file judges the chains of other owners that are guarded because protected rules lead to
-// them. Their owners, such as ufw, empty, delete and rewrite them as they like, while the marks
-// stand. Where a replay writes a rule that leads to such a chain, the chain is written too: the
+// them. Their owners, such as ufw, empty, delete and rewrite them freely while the marks are
+// present. If a replay writes a rule that leads to such a chain, it also writes the chain. The
 // rule alone would let in packets that the chain kept out.
 
-// withoutLedTo is lostChains without those chains. It returns them by name apart; true: missing.
+// withoutLedTo is lostChains without those chains. It returns them separately by name; true:
+// missing.
 func withoutLedTo(s rules.Section, t *rules.Table) (emptied []rules.Chain, missing []string, led map[string]bool) {
 	emptied, missing = lostChains(s, t)
 	if len(s.LedTo) == 0 {
@@ -35,8 +36,8 @@ func withoutLedTo(s rules.Section, t *rules.Table) (emptied []rules.Chain, missi
 	return emptied, missing, led
 }
 
-// losesWith adds to a loss in a standing table those of the led chains to which a lost rule leads,
-// directly or by way of other chains. A replay leaves a chain that is not lost as it stands.
+// losesWith adds to a loss in a table with its canary the led chains to which a lost rule
+// leads, directly or through other chains. A replay does not change a chain that is not lost.
 func (f *Finding) losesWith(s rules.Section, t *rules.Table, led map[string]bool) {
 	next := slices.Concat(f.Emptied, f.Missing)
 	for _, name := range next {

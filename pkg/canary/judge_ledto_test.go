@@ -11,8 +11,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestAChainOfOthersIsLostWithARuleThatLeadsThere: while the marks stand, its owner empties and
-// deletes it as it likes. But a replay of a rule that leads there puts it back, too.
+// TestAChainOfOthersIsLostWithARuleThatLeadsThere: while the marks are present, its owner may
+// empty and delete it freely. But a replay of a rule that leads there must put the chain back,
+// too.
 func TestAChainOfOthersIsLostWithARuleThatLeadsThere(t *testing.T) {
 	const user, witness = "*filter\n:FORWARD DROP [0:0]\n:DOCKER-USER - [0:0]\n:DOCKER-FORWARD - [0:0]\n:DOCKER-BRIDGE - [0:0]\n:deny - [0:0]\n:log - [0:0]\n:one - [0:0]\n:two - [0:0]\n",
 		"-A FORWARD -m comment --comment \"canaryd-witness:0123456789abcdef\"\n"
@@ -77,7 +78,8 @@ COMMIT
 	}
 }
 
-// TestNoOwnerRemovesMostProtectedChains: chains of others do not count for how many those are.
+// TestNoOwnerRemovesMostProtectedChains: chains of others must not change the share of removed
+// protected chains.
 func TestNoOwnerRemovesMostProtectedChains(t *testing.T) {
 	section := rules.Section{
 		Chains: []rules.Chain{{Name: "KUBE-A"}, {Name: "KUBE-B"}, {Name: "KUBE-C"}, {Name: "deny"}, {Name: "log"}},

@@ -135,8 +135,8 @@ func TestCoversWhenTheOwnerHasPutItsRulesBack(t *testing.T) {
 	}
 }
 
-// An owner that is upgraded inserts its jump in other words, and deletes the
-// old one when it comes to it: by then both are part of the generation.
+// TestJudgeLetsAReplacedJumpGoHoweverLate: an upgraded owner inserts its jump in other words,
+// and deletes the old jump much later. By then both jumps are part of the generation.
 func TestJudgeLetsAReplacedJumpGoHoweverLate(t *testing.T) {
 	reworded := "-A OUTPUT -p tcp -j KUBE-SERVICES"
 	both := strings.Replace(node, jumpOut, jumpOut+"\n"+reworded, 1)

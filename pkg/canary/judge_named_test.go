@@ -11,7 +11,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// dockerNode is a nat table in which Docker put rules straight into POSTROUTING.
+// dockerNode is a nat table in which Docker put rules into POSTROUTING itself.
 const dockerNode = `*nat
 :PREROUTING ACCEPT [0:0]
 :INPUT ACCEPT [0:0]
@@ -37,7 +37,7 @@ const (
 	masqLAN    = "-A POSTROUTING -o eth0 -j MASQUERADE"
 )
 
-// protectsDocker also protects what the docker preset does, and node's chains.
+// protectsDocker protects node's chains and the rules of the docker preset.
 func protectsDocker(t testing.TB) rules.Protection {
 	t.Helper()
 	s, err := protect.NewSelector([]string{"docker"})
@@ -102,7 +102,7 @@ func TestARuleThatLeadsNowhereIsLostWithItsChainAndLetGoOfByName(t *testing.T) {
 	}
 }
 
-// sharedNode is a nat table of portmap's, with the host ports of two pods.
+// sharedNode is a nat table of portmap, with the host ports of two pods.
 const sharedNode = `*nat
 :PREROUTING ACCEPT [0:0]
 :CNI-DN-1 - [0:0]
@@ -119,8 +119,8 @@ const sharedNode = `*nat
 COMMIT
 `
 
-// TestTheLastPodTakesItsJumpAwayBeforeItsChain: portmap's DEL is several commands, and after the
-// first one the chain that all pods share may be empty.
+// TestTheLastPodTakesItsJumpAwayBeforeItsChain: portmap's DEL runs several commands. After the
+// first one, the chain that all pods share may be empty.
 func TestTheLastPodTakesItsJumpAwayBeforeItsChain(t *testing.T) {
 	const shared, jump1, jump2 = "CNI-HOSTPORT-DNAT", "-A CNI-HOSTPORT-DNAT -p tcp -m tcp --dport 1 -j CNI-DN-1", "-A CNI-HOSTPORT-DNAT -p tcp -m tcp --dport 2 -j CNI-DN-2"
 	protection := rules.Protection{Chain: func(chain string) bool { return chain == shared || chain == "CNI-DN-1" || chain == "CNI-DN-2" }}
@@ -128,7 +128,7 @@ func TestTheLastPodTakesItsJumpAwayBeforeItsChain(t *testing.T) {
 		name  string
 		edits []edit
 		quiet bool
-		whole bool // one owner writes all of the chain
+		whole bool // a single owner writes all of the chain
 		want  summary
 	}{
 		{name: "the last pod is being removed", edits: []edit{deleted("CNI-DN-1"), without(jump1, jump2)}, want: summary{Verdict: Changed, Waiting: []string{jump2}}},
@@ -158,8 +158,8 @@ func TestTheLastPodTakesItsJumpAwayBeforeItsChain(t *testing.T) {
 	}
 }
 
-// onePodNode is a nat table of portmap's, with the host port of one pod, and a service of
-// kube-proxy's.
+// onePodNode is a nat table with the host port of one pod, by portmap, and a service, by
+// kube-proxy.
 const onePodNode = `*nat
 :PREROUTING ACCEPT [0:0]
 :CNI-DN-1 - [0:0]
@@ -179,9 +179,9 @@ const onePodNode = `*nat
 COMMIT
 `
 
-// TestTheLastPodFlushesItsChainBeforeItsJump: portmap's DEL flushes the pod's chain, deletes the
-// jump and then the chain. With the last pod no chain leads to the mark any more, which stays.
-// That is no flush, also if kube-proxy removes an endpoint at the same time.
+// TestTheLastPodFlushesItsChainBeforeItsJump: portmap's DEL flushes the pod's chain, deletes
+// the jump and then the chain. After the last pod no chain leads to the mark's chain, which
+// remains. That is no flush, even if kube-proxy removes an endpoint at the same time.
 func TestTheLastPodFlushesItsChainBeforeItsJump(t *testing.T) {
 	const dnat, mark, pod = "CNI-HOSTPORT-DNAT", "CNI-HOSTPORT-SETMARK", "CNI-DN-1"
 	const toMark = "-A CNI-DN-1 -s 10.244.0.0/24 -p tcp -m tcp --dport 1 -j CNI-HOSTPORT-SETMARK"

@@ -7,21 +7,21 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// This file judges what a purge deleted by name: a process that deletes canaryd's marks, too, and
-// owns none of the rules.
+// This file judges rules and chains that a purge deleted by name. A purge is a process that
+// also deletes canaryd's marks, and owns none of the rules.
 
 func (w Wanted) purged(chain, target string) bool {
 	return w.Purged != nil && w.Purged(chain, target)
 }
 
-// jumpPurged is purged for a jump. Of a Named jump only its chain is known.
+// jumpPurged is purged for a jump. For a Named jump only its chain is known.
 func (w Wanted) jumpPurged(h rules.Jump) bool { return w.purged(h.Chain, h.Into()) }
 
 // chainPurged is purged for a protected chain.
 func (w Wanted) chainPurged(chain string) bool { return w.purged(chain, "") }
 
-// judgePurged notes the chains that a purge emptied in a table whose canary stands, and removes
-// them from emptied and led. It returns the missing chains that a purge deleted.
+// judgePurged records the chains that a purge emptied in a table whose canary is present, and
+// removes them from emptied and led. It returns the missing chains that a purge deleted.
 func (f *Finding) judgePurged(want Wanted, emptied *[]rules.Chain, missing []string, led map[string]bool) (gone []string) {
 	if want.Purged == nil {
 		return nil
@@ -48,8 +48,8 @@ func (f *Finding) judgePurged(want Wanted, emptied *[]rules.Chain, missing []str
 	return gone
 }
 
-// rememberPurged notes what a purge took from a table that lost its mark. A chain that it deleted
-// was not removed by its owner.
+// rememberPurged records the rules and chains that a purge took from a table that lost its
+// mark. A chain that the purge deleted was not removed by its owner.
 func (f *Finding) rememberPurged(want Wanted, seen Seen) {
 	if want.Purged == nil {
 		return
@@ -68,8 +68,8 @@ func (f *Finding) rememberPurged(want Wanted, seen Seen) {
 	f.Missing, f.Released = merge(f.Missing, gone), released
 }
 
-// takePurged notes which rules a purge took from protected chains that still hold others, and
-// reports whether there are any.
+// takePurged records the rules that a purge took from protected chains that still hold others,
+// and reports whether there are any.
 func (f *Finding) takePurged(want Wanted, t *rules.Table) (found bool) {
 	if want.Purged == nil {
 		return false

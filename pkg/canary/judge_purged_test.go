@@ -9,9 +9,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestWhatAPurgeTook: in a table whose canary stands, what an owner deleted by name is its
-// decision, and what a purge deleted is lost: single rules, whole chains, and jumps without a
-// grace.
+// TestWhatAPurgeTook: a table's canary is present, and an owner and a purge delete by name. The
+// owner's deletions are its decision. Single rules, whole chains, and jumps that the purge
+// deleted are lost, without a grace.
 func TestWhatAPurgeTook(t *testing.T) {
 	mark := Mark{Nonce: NewNonce()}
 	chain := func(name string, specs ...string) rules.Chain {

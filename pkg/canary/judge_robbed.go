@@ -8,8 +8,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// judgeRobbed adds to the finding what a standing table lacks of robbed containers, and reports
-// whether that is anything.
+// judgeRobbed adds to the finding the rules and chains of robbed containers that a table with
+// its canary lacks. It reports whether there are any.
 func (f *Finding) judgeRobbed(want Wanted, seen Seen) bool {
 	if len(want.Robbed) == 0 {
 		return false
@@ -30,7 +30,7 @@ func (f *Finding) judgeRobbed(want Wanted, seen Seen) bool {
 		}
 		for _, h := range lack.Rules {
 			switch {
-			case slices.Contains(lack.Chains, h.Chain): // it comes with its chain
+			case slices.Contains(lack.Chains, h.Chain): // restored with its chain
 			case !rules.Builtin(seen.Table.Name, h.Chain):
 				f.Taken = append(f.Taken, h)
 			case !slices.ContainsFunc(f.Jumps, h.Same):

@@ -72,7 +72,7 @@ func seenTable(table *rules.Table) Seen {
 	return Seen{Table: table, Section: rules.Protection{Chain: protects}.Extract(table, IsMark)}
 }
 
-// wantedOf is what was in force in a table in which every mark stands.
+// wantedOf returns the wanted content of a table in which every mark is present.
 func wantedOf(t testing.TB, text string) Wanted {
 	t.Helper()
 	table := tableOf(t, text)
@@ -83,7 +83,7 @@ func wantedOf(t testing.TB, text string) Wanted {
 // An edit is a change of a table's text.
 type edit func(text string) string
 
-// flushed does iptables -F CHAIN, for each chain; none is all.
+// flushed does iptables -F CHAIN for each chain, or iptables -F without chains.
 func flushed(chains ...string) edit {
 	return func(text string) string {
 		return filterLines(text, func(line string) bool {

@@ -1,20 +1,22 @@
 // Package canary answers one question: is the generation still in force? It defines the marks to
 // plant, evaluates a probe of them, and judges a table that was read.
 //
-// The kernel does not report which rules a flush removed. So each table gets a [Mark]: a canary,
-// which is a chain with one rule that holds a [Nonce], and a witness with the same nonce in each
-// built-in chain that holds jumps. They do nothing to packets. [Marks] hold the marks of all
-// tables: Places lists the chains to probe, and Standing and Verdicts evaluate the probe.
+// The kernel does not report which rules a flush removed. So each table gets a [Mark]: a
+// canary, and a witness in each built-in chain that holds jumps. The canary is a chain whose
+// only rule holds a [Nonce]. Witnesses are rules with the same nonce. They do nothing to
+// packets. [Marks] hold the marks of all tables: Places lists the chains to probe, and Standing
+// and Verdicts evaluate the probe.
 //
 // Present marks do not prove that nothing changed, and lost marks do not show which rules are
-// missing. [Judge] does: it compares the [Wanted] content of a table with the content that a read
-// has [Seen], and returns a [Finding] with a [Verdict]. It separates a flush from a decision of the
-// rules' owner, which may delete its own rules. [Verdict.Loss] says which verdicts are losses.
-// [Covers] says whether an owner has put its rules back by itself.
+// missing. [Judge] does: it compares the [Wanted] content of a table with the content that a
+// read has [Seen], and returns a [Finding] with a [Verdict]. It separates a flush from a
+// decision of the rules' owner, which may delete its own rules. [Verdict.Loss] reports whether
+// a verdict is a loss. [Covers] reports whether an owner has put its rules back by itself.
 //
-// The package has values and pure functions only, without I/O and without a clock: the caller sets
-// the values that depend on time, such as Seen.Over. Many goroutines may use it. A table that could
-// not be read is [Unknown], with the error in Finding.Err: it is neither intact nor lost.
+// The package has values and pure functions only, without I/O and without a clock. The caller
+// sets the values that depend on time, such as Seen.Over. Many goroutines may use the package.
+// A table that could not be read is [Unknown], with the error in Finding.Err: it is neither
+// intact nor lost.
 package canary
 
 import (
@@ -38,8 +40,8 @@ const (
 	witnessPrefix = "canaryd-witness:"
 )
 
-// A Nonce is 64 random bits that identify one planting. A saved file that is restored later
-// brings back an old one.
+// A Nonce is 64 random bits that identify one planting. If a saved file is restored later, the
+// kernel has an old nonce again.
 type Nonce string
 
 // NewNonce returns a nonce that was never used before.
@@ -49,20 +51,20 @@ func NewNonce() Nonce {
 	return Nonce(hex.EncodeToString(b[:]))
 }
 
-// Comment returns the comment of the canary's one rule.
+// Comment returns the comment of the canary's rule.
 func (n Nonce) Comment() string { return canaryPrefix + string(n) }
 
 // WitnessComment returns the comment of each witness.
 func (n Nonce) WitnessComment() string { return witnessPrefix + string(n) }
 
-// Rule returns the canary's one rule.
+// Rule returns the canary's only rule.
 func (n Nonce) Rule() rules.Rule { return commentRule(n.Comment()) }
 
 // Witness returns the rule of each witness.
 func (n Nonce) Witness() rules.Rule { return commentRule(n.WitnessComment()) }
 
-// commentRule returns the rule as iptables-save spells it: with quotes around a string that has
-// more than letters, digits and underscores.
+// commentRule returns the rule in the spelling of iptables-save: with quotes around a string
+// that has other characters than letters, digits and underscores.
 func commentRule(comment string) rules.Rule {
 	return rules.Rule{Spec: `-m comment --comment "` + comment + `"`}
 }
@@ -96,21 +98,22 @@ func markComment(r rules.Rule) (string, bool) {
 	return words[3], IsMarkComment(words[3])
 }
 
-// IsMarkComment reports whether a comment is a mark's of any nonce.
+// IsMarkComment reports whether a comment is the comment of a mark, with any nonce.
 func IsMarkComment(comment string) bool {
 	return strings.HasPrefix(comment, canaryPrefix) || strings.HasPrefix(comment, witnessPrefix)
 }
 
-// A Mark is what was last planted in one table: the nonce, and the built-in chains that got a
+// A Mark is the last planting in one table: the nonce, and the built-in chains that got a
 // witness. The zero Mark was never planted.
 type Mark struct {
 	Nonce     Nonce    `json:"nonce"`
 	Witnessed []string `json:"witnessed,omitempty"`
-	// Tried is a mark that may have been planted, by a write whose end is unknown. A table is
-	// written atomically: if the canary stands, so does all that was written with it.
+	// Tried is a mark that may have been planted, by a write with an unknown result. A table is
+	// written atomically: if the canary is present, so is the rest of its write.
 	Tried *Mark `json:"tried,omitempty"`
-	// Drill is the nonce of the stand-in that a drill planted when it took the canary; empty if
-	// none did. It is kept with the mark: a restart in the middle of a drill finds no flush.
+	// Drill is the nonce of the stand-in that a drill planted when it took the canary, or
+	// empty. It is kept with the mark, so that a restart in the middle of a drill does not find
+	// a flush.
 	Drill Nonce `json:"drill,omitempty"`
 }
 
@@ -121,8 +124,8 @@ func (m Mark) Trying(next Mark) Mark {
 	return m
 }
 
-// Resolve returns the mark that a read shows to stand: the tried one if its
-// canary is there, or the stand-in of the drill that it tried, else m.
+// Resolve returns the mark that a read shows to be present. This is the tried mark if its
+// canary, or the stand-in of its drill, is there, and otherwise m.
 func (m Mark) Resolve(chain string, t *rules.Table) Mark {
 	if m.Tried == nil {
 		return m
@@ -133,7 +136,7 @@ func (m Mark) Resolve(chain string, t *rules.Table) Mark {
 	return m
 }
 
-// standing is Resolve for what a probe saw.
+// standing is Resolve for a probe.
 func (m Mark) standing(t rules.TableName, chain string, seen iptables.Probed) Mark {
 	if m.Tried != nil && m.Tried.Drill == "" && m.Tried.isPresent(t, chain, seen) {
 		return *m.Tried
@@ -169,7 +172,7 @@ func (m Marks) Without(id rules.TableID) Marks {
 // MarshalJSON writes marks by family and table.
 func (m Marks) MarshalJSON() ([]byte, error) { return tableid.Marshal(m) }
 
-// UnmarshalJSON reads what MarshalJSON wrote.
+// UnmarshalJSON reads the output of MarshalJSON.
 func (m *Marks) UnmarshalJSON(data []byte) error { return tableid.Unmarshal(data, m) }
 
 // Only returns the marks of these tables of one family.
@@ -207,14 +210,14 @@ func (m Marks) Places(f rules.Family, chain string) []iptables.Place {
 	return places
 }
 
-// CanaryPresent reports whether a probe saw the table's canary exactly as planted. A tried canary
-// counts too.
+// CanaryPresent reports whether a probe saw the table's canary exactly as planted. A tried
+// canary counts too.
 func (m Marks) CanaryPresent(f rules.Family, t rules.TableName, chain string, seen iptables.Probed) bool {
 	return m[f.Table(t)].standing(t, chain, seen).isPresent(t, chain, seen)
 }
 
-// Standing reports whether a probe saw every mark of the family exactly as it
-// was planted. Standing marks do not prove that nothing changed; see Judge.
+// Standing reports whether a probe saw every mark of the family exactly as it was planted.
+// Present marks do not prove that nothing changed; see Judge.
 func (m Marks) Standing(f rules.Family, chain string, seen iptables.Probed) bool {
 	for _, v := range m.Verdicts(f, chain, seen) {
 		if v != Intact {
@@ -224,9 +227,9 @@ func (m Marks) Standing(f rules.Family, chain string, seen iptables.Probed) bool
 	return true
 }
 
-// Verdicts returns what a probe alone shows of each table of the family: the state of its marks.
-// Intact means only that these stand. Tried marks count like planted ones: a write of canaryd's
-// that ended before its proof is not a flush.
+// Verdicts returns a verdict on each table of the family by a probe alone: the state of its
+// marks. Intact means only that the marks are present. Tried marks count like planted ones,
+// because a write of canaryd that ended before its proof is not a flush.
 func (m Marks) Verdicts(f rules.Family, chain string, seen iptables.Probed) map[rules.TableName]Verdict {
 	verdicts := map[rules.TableName]Verdict{}
 	for _, t := range protect.Tables() {

@@ -174,8 +174,8 @@ func TestVerdictsOfMarks(t *testing.T) {
 	}
 }
 
-// TestVerdictsKnowWhatWasTried: a write of our own whose end is unknown is not a flush, whether
-// the kernel took it or not.
+// TestVerdictsKnowWhatWasTried: a write of canaryd with an unknown result must not count as a
+// flush, whether the kernel accepted it or not.
 func TestVerdictsKnowWhatWasTried(t *testing.T) {
 	const f, tried = rules.IPv4, Nonce("00000000000000ff")
 	mark := Mark{Nonce: nonce, Witnessed: []string{"OUTPUT"}}

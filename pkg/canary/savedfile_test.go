@@ -8,8 +8,8 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
-// TestWhatWasLostBeforeIsLost: a chain that is gone from a table whose chains a flush
-// left standing was removed by its owner, unless an earlier read found it lost already.
+// TestWhatWasLostBeforeIsLost: a flush leaves a table's chains, and a chain is missing. Its
+// owner removed it, unless an earlier read already found it lost.
 func TestWhatWasLostBeforeIsLost(t *testing.T) {
 	const older = "KUBE-SVC-OLDER77777777777"
 	file := []edit{deleted(svc, sep), replaced("0123456789abcdef", "aaaaaaaaaaaaaaaa"), with(":"+older+" - [0:0]", "-A "+older+" -j KUBE-MARK-MASQ")}
@@ -83,7 +83,7 @@ func TestWhatWasLostBeforeIsLost(t *testing.T) {
 	}
 }
 
-// TestSavedRulesOfAnotherTime: restoring saved rules brings back what was removed.
+// TestSavedRulesOfAnotherTime: a restore of saved rules brings back removed chains.
 func TestSavedRulesOfAnotherTime(t *testing.T) {
 	text := with(":KUBE-SVC-OLDER77777777777 - [0:0]")(replaced("0123456789abcdef", "aaaaaaaaaaaaaaaa")(node))
 	got := Judge(wantedOf(t, node), seenTable(tableOf(t, text)))

@@ -10,9 +10,9 @@ import (
 var containers = []Owner{
 	{
 		Name: "docker", Title: "Docker 20 to 29", Preset: "docker",
-		// A start flushes the chains before it fills them. DOCKER-FORWARD has three jumps
-		// as long as Docker runs, and DOCKER-INGRESS a RETURN; in the others rules of
-		// networks and containers come and go. See "cleaned" in the golden files of
+		// A start flushes the chains before it fills them. DOCKER-FORWARD has three jumps as
+		// long as Docker runs, and DOCKER-INGRESS a RETURN. In the others Docker adds and
+		// deletes rules of networks and containers. See "cleaned" in the golden files of
 		// iptabler. DOCKER-USER is the operator's.
 		Source: "moby 28 and 29 daemon/libnetwork/{iptables,drivers/bridge/internal/iptabler} and its golden files; the rules in FORWARD until 28.0",
 		Docs:   "https://docs.docker.com/engine/network/packet-filtering-firewalls/",
@@ -26,9 +26,9 @@ var containers = []Owner{
 			{Names: forms("DOCKER-ISOLATION-STAGE-1"), Piecewise: true},
 			{Names: forms("DOCKER-ISOLATION-STAGE-2"), Piecewise: true},
 		},
-		// For each network and, with the userland proxy turned off, for each published
-		// port. A rule for a bridge whose name the user chose is not recognised: any
-		// program could have written it.
+		// For each network and, without the userland proxy, for each published port. A rule for
+		// a bridge with a name that the user chose is not recognised: any program could have
+		// written it.
 		Straight: slices.Concat(straight("nat", "POSTROUTING",
 			"-s <net> ! -o <bridge> -j MASQUERADE",
 			"-s <net> ! -o <bridge> -j SNAT --to-source <ip>",
@@ -41,23 +41,22 @@ var containers = []Owner{
 			"-i <bridge> -o <bridge> -j ACCEPT",
 			"-i <bridge> -o <bridge> -j DROP",
 		), straight("raw", "PREROUTING",
-			// Of each container, since 28: no access to its address from elsewhere. And of
-			// each port that is published on a loopback address.
+			// Since 28, this rule denies access to each container's address from elsewhere. The
+			// next one does so for each port that is published on a loopback address.
 			"-d <ip> ! -i <bridge> -j DROP",
 		), unsigned(straight("raw", "PREROUTING",
 			"-d <loopback> ! -i lo -p <proto> -m <proto> --dport <port> -j DROP",
-		)), straight("mangle", "OUTPUT", // an encrypted overlay of Swarm's: VXLAN leaves through IPsec only
+		)), straight("mangle", "OUTPUT", // Swarm's encrypted overlay: VXLAN only in IPsec
 			"-p udp -m udp --dport <port> -m u32 --u32 <vni> -j MARK --set-xmark 0xd0c4e3/0xffffffff",
 		), straight("filter", "INPUT",
 			"-p udp -m udp --dport <port> -m u32 --u32 <vni> -m policy --dir in --pol ipsec -j ACCEPT",
 			"-p udp -m udp --dport <port> -m u32 --u32 <vni> -j DROP",
 		)),
 		Tables: []Table{{Name: "docker-bridges", Back: "each chain and map; `raw-PREROUTING` and `nat-prerouting-and-output` if the commit took nothing else", Accepted: "`nat-prerouting-and-output`, if a network has the mode `nat-unprotected`", Families: both,
-			// moby 29, drivers/bridge/internal/nftabler: the chains and elements of a
-			// bridge stand as long as the network, and go with its chains in one
-			// commit. A port's rules go from several chains at once. A network of the
-			// mode nat-unprotected has rules of that comment, and there a port has no
-			// other rule.
+			// moby 29, drivers/bridge/internal/nftabler: Docker keeps the chains and elements
+			// of a bridge as long as the network. It deletes them all in one commit. It deletes
+			// a port's rules from several chains at once. A network of the mode nat-unprotected
+			// has rules with that comment, and a port has no other rule there.
 			Habits: Habits{Known: true, Base: Keeps, Others: Keeps, Sets: Keeps, Rows: []HabitRow{
 				{Pattern: "raw-PREROUTING", Habit: Together}, {Pattern: "nat-prerouting-and-output", Habit: Together, But: "UNPROTECTED"}}}}},
 		Heals:     "when firewalld reports a reload on D-Bus",
@@ -68,8 +67,8 @@ var containers = []Owner{
 	},
 	{
 		Name: "podman", Title: "podman with netavark", Preset: "podman",
-		// TeardownPolicy::Never keeps SETMARK's and MASQ's rule. Of a network's chains it
-		// deletes the rules before their jump. Hashes are the first 13 digits of a SHA-512
+		// TeardownPolicy::Never keeps SETMARK's and MASQ's rule. netavark deletes the rules of
+		// a network's chains before their jump. Hashes are the first 13 digits of a SHA-512
 		// (src/network/core_utils.rs), one for each network.
 		Source: "netavark 1.17 src/firewall/varktables/types.rs",
 		Tried:  ByProgram,
@@ -81,9 +80,9 @@ var containers = []Owner{
 			{Names: forms("NETAVARK-DN-<HEX:13>", "NETAVARK-<HEX:13>"), In: nat, Emptied: EmptyBriefly, Piecewise: true},
 		},
 		Tables: []Table{{Name: "netavark", Back: "each chain; `INPUT`, `NETAVARK-HOSTPORT-DNAT` and `NETAVARK-ISOLATION-*` if the commit took nothing else", Accepted: "", Families: []tableid.Family{tableid.Inet},
-			// src/firewall/nft.rs of 1.15: the rules of a network go with its chain in
-			// one commit, and those of a port from two chains. What leads to other
-			// chains stays.
+			// src/firewall/nft.rs of 1.15: netavark deletes the rules of a network with its
+			// chain in one commit, and the rules of a port from two chains. Jumps to other
+			// chains remain.
 			Habits: Habits{Known: true, Base: Keeps, Others: Keeps, Sets: Empties, Rows: []HabitRow{
 				{Pattern: "INPUT", Habit: Together}, {Pattern: "NETAVARK-HOSTPORT-DNAT", Habit: Together}, {Pattern: "NETAVARK-ISOLATION-*", Habit: Together}}}}},
 		Heals:     "as Docker, or `podman network reload`",
@@ -93,7 +92,7 @@ var containers = []Owner{
 	},
 	{
 		Name: "libvirt", Title: "libvirt's networks", Preset: "libvirt",
-		// Rules of networks come and go.
+		// libvirt adds and deletes rules of networks.
 		Source: "libvirt 10 src/network/network_iptables.c",
 		Docs:   "https://libvirt.org/firewall.html",
 		Chains: []Chains{{
@@ -101,8 +100,8 @@ var containers = []Owner{
 			Piecewise: true,
 		}},
 		Tables: []Table{{Name: "libvirt_network", Back: "`forward`; two rules or more of other chains", Accepted: "one rule", Families: both,
-			// libvirt 11, src/network/network_nftables.c: the jumps of forward stay.
-			// Each rule of a network is deleted by a program of its own.
+			// libvirt 11, src/network/network_nftables.c: the jumps of forward remain. A
+			// separate program deletes each rule of a network.
 			Habits: Habits{Known: true, KeepsHandles: true, Base: Keeps, Others: Singly, Sets: Empties, Rows: []HabitRow{{Pattern: "guest_nat", Habit: Singly}}}}},
 		Heals:     "on firewalld's signal, or SIGHUP",
 		Processes: []string{"libvirtd", "virtnetworkd"},
@@ -111,7 +110,7 @@ var containers = []Owner{
 	},
 	{
 		Name: "lxd", Title: "LXD", Preset: "lxd",
-		// Where other programs use iptables, it does too, and puts its rules first.
+		// LXD uses iptables where other programs do, and puts its rules first.
 		Source:    "lxd lxd/firewall/drivers; a network's table as LXD 6.6 writes it",
 		Docs:      "https://documentation.ubuntu.com/lxd/latest/howto/network_bridge_firewalld/",
 		Straight:  byComment("generated for LXD *", bridgePlaces...),
@@ -134,7 +133,7 @@ var containers = []Owner{
 	},
 	{
 		Name: "networkd", Title: "systemd-networkd with IPMasquerade=, systemd-nspawn with --port=", Preset: "networkd",
-		// Both add elements to a set and a map, and take their own away.
+		// Both add elements to a set and a map, and delete their own.
 		Source:    "systemd src/shared/firewall-util-nft.c",
 		Docs:      "https://www.freedesktop.org/software/systemd/man/latest/systemd.network.html",
 		Tables:    []Table{{Name: "io.systemd.nat", Families: both}},
@@ -145,8 +144,8 @@ var containers = []Owner{
 	},
 	{
 		Name: "fail2ban", Title: "fail2ban with iptables", Preset: "fail2ban",
-		// A ban that finds its chain gone deletes what is left of it, and makes it again
-		// without the bans of before.
+		// If a ban finds its chain missing, it deletes the rest of it, and makes it again
+		// without earlier bans.
 		Source:    "fail2ban config/action.d/iptables.conf",
 		Tried:     ByProgram,
 		Docs:      "https://github.com/fail2ban/fail2ban/wiki",
@@ -159,7 +158,7 @@ var containers = []Owner{
 	{
 		Name: "crowdsec", Title: "CrowdSec's firewall bouncer", Preset: "crowdsec",
 		// A start deletes the chain, makes it again, and fills it with the first decisions.
-		// Older ones write their rules into the built-in chains.
+		// Older versions write their rules into the built-in chains.
 		Source: "cs-firewall-bouncer pkg/iptables and test/backends",
 		Tried:  ByProgram,
 		Docs:   "https://docs.crowdsec.net/u/bouncers/firewall/",
@@ -176,5 +175,5 @@ var containers = []Owner{
 	},
 }
 
-// bridgePlaces are where LXD and Incus put the rules of a bridge.
+// bridgePlaces are the places where LXD and Incus put the rules of a bridge.
 var bridgePlaces = []string{"filter INPUT", "filter FORWARD", "filter OUTPUT", "nat PREROUTING", "nat OUTPUT", "nat POSTROUTING", "mangle POSTROUTING"}

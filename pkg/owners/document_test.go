@@ -14,8 +14,8 @@ import (
 
 const presetsDoc = "../../docs/presets.md"
 
-// TestPresetsDocument: the tables of docs/presets.md are made from the table of owners. With
-// -update they are written again; the text around them is written by hand.
+// TestPresetsDocument: the tables of docs/presets.md must match the table of owners. With
+// -update the test writes them again. The text around them is written by hand.
 func TestPresetsDocument(t *testing.T) {
 	text, err := os.ReadFile(presetsDoc)
 	if err != nil {
@@ -44,7 +44,7 @@ func TestPresetsDocument(t *testing.T) {
 	}
 }
 
-// code returns words as code.
+// code formats words as code.
 func code(words ...string) string {
 	if len(words) == 0 {
 		return ""
@@ -103,7 +103,7 @@ func straightText(o Owner) string {
 	return strings.Join(texts, "; ")
 }
 
-// placesText returns built-in chains, each table named once where its chains follow each other.
+// placesText returns built-in chains. It names a table once for chains that follow each other.
 func placesText(places []Straight) string {
 	var text, inTable string
 	for _, p := range places {
@@ -118,8 +118,8 @@ func placesText(places []Straight) string {
 	return text
 }
 
-// presetTable has the presets, and all that each names. A preset of several owners has a row for
-// each.
+// presetTable lists the presets, with all parts that each preset names. A preset of several
+// owners has a row for each.
 func presetTable() string {
 	text := "| preset | chains | rules in built-in chains | native tables |\n|---|---|---|---|\n"
 	for _, o := range All() {
@@ -135,7 +135,8 @@ func presetTable() string {
 	return text
 }
 
-// emptiedTable has what each owner does to its chains, and what canaryd does when one is emptied.
+// emptiedTable lists each owner's habit for its chains, and canaryd's reaction when a chain is
+// emptied.
 func emptiedTable() string {
 	named := func(wanted func(c Chains, in string) bool) string {
 		var cells []string
@@ -165,7 +166,7 @@ func emptiedTable() string {
 	return text
 }
 
-// ids returns native tables as code.
+// ids formats native tables as code.
 func ids(tables []Table) string {
 	var names []string
 	for _, t := range tables {
@@ -176,7 +177,8 @@ func ids(tables []Table) string {
 	return code(names...)
 }
 
-// partTable has the parts of native tables that come back. Tables with the same parts share a row.
+// partTable lists the parts of native tables that canaryd puts back. Tables with the same parts
+// share a row.
 func partTable() string {
 	var parts []string
 	names := map[string][]string{}
@@ -199,7 +201,7 @@ func partTable() string {
 	return text + "| any other | a base chain of two rules or more | a deleted chain, a chain's only rule, other chains, sets |\n"
 }
 
-// ownerTable has all owners, and how each is named.
+// ownerTable lists all owners with their words.
 func ownerTable() string {
 	text := "| word: owner | a flush breaks | it writes them again | it removes by | tested with |\n|---|---|---|---|---|\n"
 	for _, o := range All() {

@@ -27,9 +27,9 @@ func TestEmptyingOf(t *testing.T) {
 		{rules.Nat, "CNI-HOSTPORT-SETMARK"}:            owners.EmptyUnreferenced,
 		{rules.Nat, "CNI-HOSTPORT-DNAT"}:               owners.EmptyOften,
 		{rules.Nat, "CNI-HOSTPORT-SNAT"}:               owners.EmptyOften,
-		{rules.Nat, "CNI-HOSTPORT-NEW"}:                owners.EmptyOften, // of a version to come
+		{rules.Nat, "CNI-HOSTPORT-NEW"}:                owners.EmptyOften, // from a later version
 		{rules.Nat, "NETAVARK-HOSTPORT-NEW"}:           owners.EmptyOften,
-		{rules.Nat, "CNI-DN-31C7AF326E67A1A733E30"}:    owners.EmptyBriefly, // of another hash
+		{rules.Nat, "CNI-DN-31C7AF326E67A1A733E30"}:    owners.EmptyBriefly, // with another hash
 		{rules.Nat, "KUBE-SVC-1234"}:                   owners.EmptyUnreferenced,
 		{rules.Nat, "KUBE-SVC-"}:                       owners.EmptyOften,
 		{rules.Nat, "CNI-DN-31c7af326e67a1a733e30"}:    owners.EmptyBriefly,

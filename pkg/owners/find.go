@@ -7,7 +7,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// exact has the owner of each chain that has a single name; of two rows that name it the first.
+// exact has the owner of each chain with a single name. If two rows have the name, the first
+// counts.
 var exact = func() map[string]*Owner {
 	all := map[string]*Owner{}
 	for i := range table {
@@ -28,7 +29,7 @@ type formOf struct {
 	owner *Owner
 }
 
-// inexact are the forms of all chains that have no single name, in the order of the table.
+// inexact are the forms of all chains without a single name, in the order of the table.
 var inexact = func() (all []formOf) {
 	for i := range table {
 		for _, c := range table[i].Chains {
@@ -42,7 +43,7 @@ var inexact = func() (all []formOf) {
 	return all
 }()
 
-// OfChain returns the owner of an iptables' chain of that name.
+// OfChain returns the owner of a chain of iptables with that name.
 func OfChain(chain string) (Owner, bool) {
 	if o := exact[chain]; o != nil {
 		return *o, true
@@ -55,7 +56,7 @@ func OfChain(chain string) (Owner, bool) {
 	return Owner{}, false
 }
 
-// OfRule returns the owner that writes a rule of these words into a built-in chain itself.
+// OfRule returns the owner that itself writes a rule with these words into a built-in chain.
 func OfRule(inTable, chain string, words []string) (Owner, bool) {
 	for _, o := range table {
 		if slices.ContainsFunc(o.Straight, func(s Straight) bool { return s.Matches(inTable, chain, words) }) {
@@ -75,8 +76,8 @@ func OfTable(id tableid.TableID) (Owner, bool) {
 	return Owner{}, false
 }
 
-// WordFor returns the word of --protect that names a chain of the owner: its preset, or else the
-// form of the chain's name; "" if the chain is none of the owner's.
+// WordFor returns the word of --protect that names a chain of the owner: its preset, or else
+// the form of the chain's name. It is "" for a chain of another owner.
 func (o Owner) WordFor(chain string) string {
 	if o.Preset != "" {
 		return o.Preset
@@ -91,7 +92,8 @@ func (o Owner) WordFor(chain string) string {
 	return ""
 }
 
-// ManagerOf returns the firewall manager that writes a chain of that name; "" if none is known.
+// ManagerOf returns the firewall manager that writes a chain of that name; "" if it is not
+// known.
 func ManagerOf(chain string) string {
 	for _, m := range managers {
 		if slices.ContainsFunc(m.chains, func(f Form) bool { return f.Matches(chain) }) {
@@ -101,9 +103,10 @@ func ManagerOf(chain string) string {
 	return ""
 }
 
-// ManagerOfRule returns the firewall manager that writes a rule of these words into a built-in
-// chain itself; "" if none is known. Most forms of such rules might be anyone's: they count where
-// the built-in chain leads to chains of that manager, whose title is in leads then.
+// ManagerOfRule returns the firewall manager that itself writes a rule with these words into a
+// built-in chain; "" if it is not known. Most forms of such rules could be from any program.
+// They only count if the built-in chain leads to chains of that manager, whose title is then in
+// leads.
 func ManagerOfRule(inTable, chain string, words []string, leads map[string]bool) string {
 	for _, m := range managers {
 		for _, s := range m.straight {
@@ -115,8 +118,8 @@ func ManagerOfRule(inTable, chain string, words []string, leads map[string]bool)
 	return ""
 }
 
-// ManagerOfTable returns the firewall manager that writes a native table of that name; "" if none
-// is known.
+// ManagerOfTable returns the firewall manager that writes a native table of that name; "" if it
+// is not known.
 func ManagerOfTable(name string) string {
 	for _, m := range managers {
 		if slices.Contains(m.tables, name) {

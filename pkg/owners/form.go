@@ -9,7 +9,7 @@ import (
 
 // A Form is the form of a chain's name: one name, a prefix and a hash, or a glob.
 type Form struct {
-	text  string // as it is written in the table
+	text  string // as in the table
 	start string // each name of the form begins with it
 	// of a hash
 	prefix   string
@@ -18,7 +18,7 @@ type Form struct {
 	glob     bool
 }
 
-// alphabets are those of hashes in names.
+// alphabets are the alphabets of hashes in names.
 var alphabets = map[string]string{
 	"base32": "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567",
 	"hex":    "0123456789abcdef",
@@ -26,9 +26,10 @@ var alphabets = map[string]string{
 	"digits": "0123456789",
 }
 
-// forms reads names of chains. "KUBE-SVC-<base32:16>" ends with 16 digits of base32, "CNI-DN-<hex>"
-// with any number of hexadecimal ones; a name with an asterisk is a glob, as path.Match has it. All
-// others are single names: a glob such as KUBE-* would include kube-router's chains.
+// forms reads names of chains. "KUBE-SVC-<base32:16>" ends with 16 digits of base32,
+// "CNI-DN-<hex>" with any number of hexadecimal digits. A name with an asterisk is a glob for
+// path.Match. All others are single names: a glob such as KUBE-* would include kube-router's
+// chains.
 func forms(names ...string) []Form {
 	var list []Form
 	for _, text := range names {
@@ -50,7 +51,7 @@ func forms(names ...string) []Form {
 	return list
 }
 
-// Exact returns the name if the form is a single one.
+// Exact returns the name if the form is a single name.
 func (f Form) Exact() (name string, ok bool) { return f.prefix, f.alphabet == "" && !f.glob }
 
 // Matches reports whether a chain's name has the form.
@@ -74,8 +75,8 @@ func (f Form) Matches(chain string) bool {
 	return true
 }
 
-// AnyMatches reports whether a chain's name has one of the forms. It is called for the target of
-// each rule of a node: most names have the beginning of no form.
+// AnyMatches reports whether a chain's name has any of the forms. It is called for the target
+// of each rule of a node, and most names do not even begin like a form.
 func AnyMatches(list []Form, chain string) bool {
 	for i := range list {
 		if f := &list[i]; strings.HasPrefix(chain, f.start) && f.Matches(chain) {
@@ -85,9 +86,9 @@ func AnyMatches(list []Form, chain string) bool {
 	return false
 }
 
-// resembles reports whether a chain that a glob of --protect names may be one of the form: with
-// another hash, as another version of the owner may make it. A hash has no hyphen: CNI-HOSTPORT-NEW
-// is another chain of portmap's, and no container's.
+// resembles reports whether a chain that a glob of --protect names may have the form with
+// another hash, as in another version of the owner. A hash has no hyphen: CNI-HOSTPORT-NEW is
+// another chain of portmap, and not a container's.
 func (f Form) resembles(chain string) bool {
 	if f.alphabet == "" {
 		return f.Matches(chain)
@@ -98,7 +99,7 @@ func (f Form) resembles(chain string) bool {
 	})
 }
 
-// String returns the form as documents have it: KUBE-SVC-HASH.
+// String returns the form as it is written in documents: KUBE-SVC-HASH.
 func (f Form) String() string {
 	if f.alphabet == "" {
 		return f.text
@@ -106,7 +107,7 @@ func (f Form) String() string {
 	return f.prefix + "HASH"
 }
 
-// check returns why the form is none.
+// check returns why the form is not valid.
 func (f Form) check() error {
 	if f.text == "" || strings.ContainsAny(f.prefix, "<>") || strings.Contains(f.text, "<") && f.alphabet == "" {
 		return fmt.Errorf("%q is no form of a name", f.text)

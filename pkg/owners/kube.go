@@ -1,34 +1,34 @@
 package owners
 
-// Chains of kube-proxy and kubelet by which others know what they do.
+// Chains of kube-proxy and kubelet with a known role.
 const (
-	// ProxyCanary is the chain that kube-proxy keeps in every table that it writes. When it is
-	// missing from mangle, kube-proxy takes that for a flush and does a full sync
-	// (k8s.io/kubernetes pkg/util/iptables Monitor, since 1.17).
+	// ProxyCanary is the chain that kube-proxy keeps in every table that it writes. If it is
+	// missing from mangle, kube-proxy assumes a flush and does a full sync (k8s.io/kubernetes
+	// pkg/util/iptables Monitor, since 1.17).
 	ProxyCanary = "KUBE-PROXY-CANARY"
-	// KubeletCanary is kubelet's, in mangle.
+	// KubeletCanary is kubelet's canary, in mangle.
 	KubeletCanary = "KUBE-KUBELET-CANARY"
-	// HintChain holds no rule, and none leads to it: it shows which iptables kubelet works with.
+	// HintChain holds no rule, and no rule leads to it. It shows which iptables kubelet uses.
 	// kubelet makes it in mangle at its start, since 1.24, and never deletes it (1.36).
 	HintChain = "KUBE-IPTABLES-HINT"
-	// ServicesChain is where packets come to kube-proxy's rules.
+	// ServicesChain is the chain in which packets enter kube-proxy's rules.
 	ServicesChain = "KUBE-SERVICES"
 	// ProxyTable is the name of kube-proxy's tables in nftables mode.
 	ProxyTable = "kube-proxy"
 )
 
-// KubeProxys reports whether kube-proxy, and no other program, writes a chain of that name. It is
-// false for KUBE-MARK-MASQ and KUBE-POSTROUTING: a kubelet before 1.28 writes them too, so they
-// may remain after kube-proxy has left the node.
+// KubeProxys reports whether kube-proxy, and no other program, writes a chain of that name. It
+// is false for KUBE-MARK-MASQ and KUBE-POSTROUTING. A kubelet before 1.28 writes them too, so
+// they may remain after kube-proxy has left the node.
 func KubeProxys(chain string) bool { return kubeProxy.has(chain) && !kubelet.has(chain) }
 
-// Kubelets reports whether kubelet writes a chain of that name, whatever proxy is in use, or did so
-// until 1.27.
+// Kubelets reports whether kubelet writes a chain of that name, with any proxy, or did so until
+// 1.27.
 func Kubelets(chain string) bool { return chain == kubelet.Canary || kubelet.has(chain) }
 
-// KubeRules reports whether kubelet, or kube-proxy in iptables mode, writes rules into a chain of
-// that name. A manifest claims these chains, even if it does not declare them now: so the chains of
-// a deleted service are recognised. It is false for canaries and the hint.
+// KubeRules reports whether kubelet, or kube-proxy in iptables mode, writes rules into a chain
+// of that name. A manifest claims these chains even if it does not declare them now, so the
+// chains of a deleted service are recognised. It is false for canaries and the hint.
 func KubeRules(chain string) bool {
 	for _, o := range []Owner{kubeProxy, kubelet} {
 		for _, c := range o.Chains {
@@ -42,8 +42,8 @@ func KubeRules(chain string) bool {
 
 var kubeProxy, kubelet = row("kube-proxy"), row("kubelet")
 
-// ContainerChains returns the forms of the chains that CNI plugins make for one container each;
-// those of portmap are also returned alone.
+// ContainerChains returns the forms of the chains that CNI plugins make for single containers,
+// and also portmap's forms separately.
 func ContainerChains() (all, portmaps []Form) {
 	for _, o := range Named("cni") {
 		all = append(all, o.Hashed()...)

@@ -2,13 +2,13 @@ package owners
 
 import "github.com/canaryd/canaryd/pkg/tableid"
 
-// kubernetes has the owners that each Kubernetes node may have, whatever its network is.
+// kubernetes has the owners that each Kubernetes node may have, with any network.
 var kubernetes = []Owner{
 	{
 		Name: "kube-proxy", Title: "kube-proxy in its three modes", Preset: "kube", Alone: true,
-		// A sync rewrites each chain that it touches, and deletes stale ones, in one
-		// iptables-restore of all tables. filter's chains hold rules for some services
-		// only, and so does nat's KUBE-NODEPORTS. ipvs mode does the same.
+		// A sync rewrites each chain that it touches, and deletes stale chains, in one
+		// iptables-restore of all tables. filter's chains hold rules for some services only,
+		// and so does nat's KUBE-NODEPORTS. ipvs mode does the same.
 		Source: "k8s.io/kubernetes 1.36.3 pkg/proxy/{iptables,ipvs,nftables}",
 		Tried:  ByProgram,
 		Docs:   "https://kubernetes.io/docs/reference/networking/virtual-ips/",
@@ -27,15 +27,15 @@ var kubernetes = []Owner{
 			{Names: forms("KUBE-XLB-<base32:16>"), In: nat, Emptied: EmptyUnreferenced, Mode: "until 1.23"},
 		},
 		Tables: []Table{{Name: "kube-proxy", Back: "each chain that packets come to; each set and map", Accepted: "the only element of `no-endpoint-services` or `no-endpoint-nodeports`", Families: both,
-			// Its base chains and those that they jump to have rules that it writes in
-			// setupNFTables. It empties a service's chain with the commit that takes
-			// the elements that lead there. It takes elements with rules of the
-			// service's chains, and those of a service without endpoints alone, where
-			// one port of several goes.
+			// setupNFTables writes the rules of base chains and of the chains that they jump
+			// to. kube-proxy empties a service's chain in the commit that deletes the elements
+			// that lead there. It deletes elements together with rules of the service's chains.
+			// Only a service without endpoints that loses some of its ports loses elements
+			// alone.
 			Habits: Habits{Known: true, Base: Keeps, Others: Keeps, Sets: Keeps, Rows: []HabitRow{
 				{Pattern: "no-endpoint-services", Habit: OneAlone}, {Pattern: "no-endpoint-nodeports", Habit: OneAlone}}}}},
 		Heals: "within 30 s if its canary in mangle is gone; in nftables mode within an hour",
-		// Distributions run it within their own program.
+		// Distributions run it inside their own program.
 		Processes: []string{"kube-proxy", "k3s", "k3s-server", "k3s-agent", "rke2", "k0s"},
 		Kin:       []string{"k3s*", "rke2*"},
 		Canary:    ProxyCanary,
@@ -44,7 +44,7 @@ var kubernetes = []Owner{
 	},
 	{
 		Name: "kubelet", Title: "kubelet", Preset: "kube",
-		// EnsureRule: nothing is deleted.
+		// EnsureRule: kubelet deletes nothing.
 		Source: "k8s.io/kubernetes 1.36.3 pkg/kubelet/kubelet_network_linux.go; KUBE-MARK-DROP, KUBE-MARK-MASQ and KUBE-POSTROUTING until 1.27",
 		Tried:  ByProgram,
 		Docs:   "https://kubernetes.io/docs/reference/command-line-tools-reference/kubelet/",
@@ -60,9 +60,9 @@ var kubernetes = []Owner{
 	},
 	{
 		Name: "portmap", Title: "the CNI plugin portmap", Preset: "cni",
-		// SETMARK's and MASQ's rule is never deleted. teardown flushes the container's
-		// chain, deletes its jump, and then the chain. Containers' chains fill the 28
-		// characters that a chain's name may have.
+		// portmap never deletes SETMARK's and MASQ's rule. teardown flushes the container's
+		// chain, deletes its jump, and then the chain. Containers' chains have names of 28
+		// characters, the longest that iptables allows.
 		Source: "containernetworking/plugins 1.9 plugins/meta/portmap; CNI-SN-HASH until 0.7",
 		Tried:  ByProgram,
 		Docs:   "https://www.cni.dev/plugins/current/meta/portmap/",
@@ -73,8 +73,8 @@ var kubernetes = []Owner{
 			{Names: forms("CNI-DN-<hex>", "CNI-SN-<hex>"), In: nat, Emptied: EmptyBriefly},
 		},
 		Tables: []Table{{Name: "cni_hostport", Back: "`prerouting`, `output`; others if a rule of the same container is left", Accepted: "the rules of whole containers", Families: both,
-			// portmap_nftables.go of 1.6: the jumps of prerouting and output stay, and
-			// each rule of a pod has the container's ID as its comment.
+			// portmap_nftables.go of 1.6: the jumps of prerouting and output remain, and each
+			// rule of a pod has the container's ID as its comment.
 			Habits: Habits{Known: true, Base: Keeps, Others: ByComment, Sets: Empties, Rows: []HabitRow{{Pattern: "masquerading", Habit: ByComment}}}}},
 		Heals:     "for a new pod only",
 		Processes: []string{"portmap"},
@@ -83,14 +83,14 @@ var kubernetes = []Owner{
 	},
 	{
 		Name: "ipmasq", Title: "the CNI plugins bridge and ptp", Preset: "cni",
-		// The jump is deleted first. With a second address, its jump still stands when the chain is
-		// flushed.
+		// The jump is deleted first. With a second address, its jump is still present when the
+		// chain is flushed.
 		Source: "containernetworking/plugins 1.9 pkg/ip/ipmasq",
 		Tried:  ByProgram,
 		Docs:   "https://www.cni.dev/plugins/current/main/bridge/",
 		Chains: []Chains{{Names: forms("CNI-<hex:24>"), In: nat, Emptied: EmptyBriefly}},
 		Tables: []Table{{Name: "cni_plugins_masquerade", Back: "`postrouting`", Accepted: "`masq_checks`", Families: []tableid.Family{tableid.Inet},
-			// ipmasq_nftables_linux.go of 1.6: the three rules of postrouting stay.
+			// ipmasq_nftables_linux.go of 1.6: the three rules of postrouting remain.
 			Habits: Habits{Known: true, Base: Keeps, Others: Empties, Sets: Empties}}},
 		Heals:     "for a new pod only",
 		Processes: []string{"bridge", "ptp"},
@@ -100,7 +100,7 @@ var kubernetes = []Owner{
 	{
 		Name: "firewall", Title: "the CNI plugin firewall", Preset: "cni",
 		// CNI-FORWARD begins with a jump to CNI-ADMIN, and the isolation chains end with
-		// RETURN; these are never deleted.
+		// RETURN. The plugin never deletes these rules.
 		Source: "containernetworking/plugins 1.9 plugins/meta/firewall",
 		Docs:   "https://www.cni.dev/plugins/current/meta/firewall/",
 		Chains: []Chains{
@@ -114,8 +114,8 @@ var kubernetes = []Owner{
 	},
 	{
 		Name: "crio", Title: "CRI-O's host ports, also of OpenShift and MicroShift", Preset: "crio",
-		// A container's chains are written and deleted in one iptables-restore, which keeps
-		// the rules of other containers that it finds in the shared chains.
+		// A single iptables-restore writes or deletes a container's chains. It keeps the rules
+		// of other containers in the shared chains.
 		Source: "cri-o internal/hostport",
 		Docs:   "https://cri-o.io/",
 		Chains: []Chains{
@@ -130,7 +130,7 @@ var kubernetes = []Owner{
 	},
 }
 
-// In which iptables' tables a habit holds.
+// The tables of iptables in which a habit holds.
 var (
 	nat       = []string{"nat"}
 	filter    = []string{"filter"}

@@ -7,48 +7,53 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A Table is a native nftables table, in each family in which its owner makes one.
+// A Table is a native nftables table, in each family in which its owner makes it.
 type Table struct {
 	Name     string
 	Families []tableid.Family
-	Habits   Habits // the zero Habits: they are not known
-	// Back and Accepted say for people what the habits mean: which emptied part comes back, and
-	// which counts as the owner's doing.
+	Habits   Habits // the zero Habits: unknown
+	// Back and Accepted describe the habits for people: the emptied parts that canaryd puts
+	// back, and the parts whose emptying counts as the owner's doing.
 	Back, Accepted string
 }
 
-// A Habit is how an owner empties one of its chains or sets of a native table, while packets still
-// come to it. A commit that empties it in another way is not the owner's.
+// A Habit is the way in which an owner empties a chain or set of its native table that packets
+// still reach. A commit that empties it in another way is not the owner's.
 type Habit uint8
 
 // The habits.
 const (
-	// Empties: it takes the last rules or elements, and does nothing else in that commit.
+	// Empties: the owner deletes the last rules or elements, and does nothing else in that
+	// commit.
 	Empties Habit = iota
-	// Keeps: it never leaves a chain empty, nor takes the elements of a set and nothing else.
+	// Keeps: the owner never leaves a chain empty, and never deletes a set's elements without
+	// other changes.
 	Keeps
-	// Together: with the last rule of the chain it takes rules of other chains, or deletes chains.
+	// Together: with the last rule of the chain the owner deletes rules of other chains, or
+	// deletes chains.
 	Together
-	// Singly: it takes one rule in each commit.
+	// Singly: the owner deletes one rule in each commit.
 	Singly
-	// ByComment: it takes all rules of a comment, which names a pod, from all chains at once.
+	// ByComment: the owner deletes all rules with one comment, which names a pod, from all
+	// chains at once.
 	ByComment
-	// OneAlone: it may take the only element of a set and nothing else, but never several.
+	// OneAlone: the owner may delete a set's only element without other changes, but never
+	// several.
 	OneAlone
 )
 
-// Habits are an owner's ways in its own native table that look like a flush of a part.
+// Habits are the ways of an owner with its own native table that look like a flush of a part.
 type Habits struct {
-	// Known: the program that writes the table is known. Of others each deletion by name counts as
-	// its owner's.
+	// Known: the program that writes the table is known. In other tables each deletion by name
+	// counts as the owner's.
 	Known bool
-	// KeepsHandles: it deletes rules by the handles that it remembers.
+	// KeepsHandles: the owner deletes rules by handles that it remembers.
 	KeepsHandles bool
-	// Resyncs: it reads its tables again by itself, and writes what they lack.
+	// Resyncs: the owner reads its tables again by itself, and writes the missing parts.
 	Resyncs bool
 
-	Base, Others Habit // of chains that have no row
-	Sets         Habit // of sets that have no row
+	Base, Others Habit // of chains without a row
+	Sets         Habit // of sets without a row
 	Rows         []HabitRow
 }
 
@@ -56,16 +61,16 @@ type Habits struct {
 type HabitRow struct {
 	Pattern string
 	Habit   Habit
-	// But is the comment of a rule: in a table that has one, the chain may lose its last rule
-	// alone.
+	// But is the comment of a rule. In a table that has such a rule, the chain may lose its
+	// last rule alone.
 	But string
 }
 
-// unknownHabits are of a table that a word names: each may be a person's. A commit that takes one
-// rule may have deleted that rule by its handle.
+// unknownHabits are the habits for a table that only a word names, because a person may write
+// it. A commit that deletes one rule may have deleted it by its handle.
 var unknownHabits = Habits{Base: Singly, Others: Empties, Sets: Empties}
 
-// HabitsOf returns the habits of the owner that is known to write a table of that name.
+// HabitsOf returns the habits of the known owner of a table of that name.
 func HabitsOf(id tableid.TableID) Habits {
 	if _, t, found := tableNamed(id.Name); found && t.Habits.Known {
 		return t.Habits
@@ -73,13 +78,13 @@ func HabitsOf(id tableid.TableID) Habits {
 	return unknownHabits
 }
 
-// WritersOf returns the programs that write a table of that name, by what the kernel calls them.
+// WritersOf returns the kernel's names of the programs that write a table of that name.
 func WritersOf(id tableid.TableID) []string {
 	o, _, _ := tableNamed(id.Name)
 	return o.Processes
 }
 
-// tableNamed returns the native table of that name, whatever its family, and its owner.
+// tableNamed returns the native table of that name, in any family, and its owner.
 func tableNamed(name string) (Owner, Table, bool) {
 	for _, o := range table {
 		for _, t := range o.Tables {
@@ -91,7 +96,7 @@ func tableNamed(name string) (Owner, Table, bool) {
 	return Owner{}, Table{}, false
 }
 
-// Chain returns the habit for a chain; base: packets come to it by a hook.
+// Chain returns the habit for a chain; base: packets enter it through a hook.
 func (h Habits) Chain(name string, base bool) Habit {
 	if base {
 		return h.of(name, h.Base)
@@ -102,8 +107,8 @@ func (h Habits) Chain(name string, base bool) Habit {
 // Set returns the habit for a set.
 func (h Habits) Set(name string) Habit { return h.of(name, h.Sets) }
 
-// But returns the comment of the rules next to which the chain may lose its last rule alone; "" if
-// it has no such exception.
+// But returns the comment of a rule that lets the chain lose its last rule alone; "" if the
+// chain has no such exception.
 func (h Habits) But(chain string) string {
 	i := slices.IndexFunc(h.Rows, func(r HabitRow) bool { return r.matches(chain) })
 	if i < 0 {
@@ -126,7 +131,7 @@ func (r HabitRow) matches(name string) bool {
 	return err == nil && is
 }
 
-// both are the IP families, for an owner that makes a table in each.
+// both are the IP families, for an owner that makes a table in both.
 var both = []tableid.Family{tableid.IPv4, tableid.IPv6}
 
 // IDs returns the tables by family.

@@ -12,7 +12,7 @@ var networks = []Owner{
 		Name: "tailscale", Title: "tailscaled with iptables", Preset: "tailscale",
 		// A start clears the chains, inserts the jumps, and then fills the chains.
 		// --snat-subnet-routes=false deletes ts-postrouting's only rule. In nftables mode
-		// its tables have the names of iptables' own.
+		// tailscaled's tables have the names of iptables' own.
 		Source: "tailscale 1.80 util/linuxfw/iptables_runner.go",
 		Docs:   "https://tailscale.com/kb/1294/firewall-mode",
 		Chains: []Chains{
@@ -26,9 +26,9 @@ var networks = []Owner{
 	},
 	{
 		Name: "calico", Title: "Calico in both modes, Canal", Preset: "calico",
-		// In iptables mode each comment has a hash of the rule. Felix inserts its jumps
-		// first, in raw too, and appends two rules to FORWARD. It corrects the chains
-		// that it reads again.
+		// In iptables mode each comment has a hash of the rule. Felix inserts its jumps first,
+		// in raw too, and appends two rules to FORWARD. It corrects the chains that it reads
+		// again.
 		Source: "calico 3.30 felix/nftables; rules of 3.30 in iptables mode",
 		Tried:  BySaved,
 		Docs:   "https://docs.tigera.io/calico/latest/reference/felix/configuration",
@@ -49,9 +49,9 @@ var networks = []Owner{
 	},
 	{
 		Name: "flannel", Title: "flannel, also of k3s", Preset: "flannel",
-		// A restart empties the chains for seconds. FLANNEL-POSTRTG is to be first in POSTROUTING;
-		// 0.28 appends its jump. Where a rule is missing, it writes all of them again, in one
-		// iptables-restore.
+		// A restart empties the chains for seconds. FLANNEL-POSTRTG ought to be first in
+		// POSTROUTING, but 0.28 appends its jump. If a rule is missing, flannel writes all of
+		// them again, in one iptables-restore.
 		Source: "flannel 0.28 pkg/trafficmngr/{iptables,nftables}",
 		Tried:  ByProgram,
 		Docs:   "https://github.com/flannel-io/flannel/tree/master/Documentation",
@@ -60,8 +60,8 @@ var networks = []Owner{
 			{Names: forms("FLANNEL-FWD"), In: filter, Emptied: EmptyBriefly},
 		},
 		Tables: []Table{
-			// With EnableNFTables. A start flushes a chain and fills it in one commit; in iptables
-			// mode it deletes both tables.
+			// With EnableNFTables. A start flushes a chain and fills it in one commit. In
+			// iptables mode a start deletes both tables.
 			{Name: "flannel-ipv4", Back: "each chain", Families: []tableid.Family{tableid.IPv4}, Habits: flannelNative},
 			{Name: "flannel-ipv6", Back: "each chain", Families: []tableid.Family{tableid.IPv6}, Habits: flannelNative},
 		},
@@ -73,8 +73,8 @@ var networks = []Owner{
 	},
 	{
 		Name: "kube-router", Title: "kube-router's policies, also of k3s", Preset: "kube-router",
-		// It saves the table filter, edits it and restores it as a whole: what other programs wrote
-		// between save and restore is lost.
+		// kube-router saves the table filter, edits it and restores it as a whole. It loses all
+		// rules that other programs write between save and restore.
 		Source: "kube-router pkg/controllers/netpol: one iptables-restore of the table filter, without --noflush",
 		Docs:   "https://www.kube-router.io/docs/",
 		Chains: []Chains{
@@ -103,7 +103,8 @@ var networks = []Owner{
 			`-i <interface> -m comment --comment "AWS, primary ENI" -m addrtype --dst-type LOCAL --limit-iface-in -j CONNMARK --set-xmark <value>`,
 			`-i <interface> -m comment --comment "AWS, primary ENI" -j CONNMARK --restore-mark --nfmask <mark> --ctmask <mark>`,
 		)...),
-		// Where it uses nftables for the mark; the table has its rules of nat PREROUTING.
+		// For the mark, where aws-node uses nftables. The table has its rules of nat
+		// PREROUTING.
 		Tables:    []Table{{Name: "aws-cni", Families: []tableid.Family{tableid.IPv4}}},
 		Processes: []string{"aws-k8s-agent"},
 		Kin:       []string{"aws-*"},
@@ -137,7 +138,7 @@ var networks = []Owner{
 	},
 	{
 		Name: "weave", Title: "Weave Net", Preset: "weave",
-		// Its rules of FORWARD stand in this order: a DROP behind a lost jump closes all pods.
+		// Weave's rules of FORWARD have this order: a DROP behind a lost jump closes all pods.
 		Source: "weave net and npc, docs/fastdp-crypto.md; rules of 2.5 to 2.8",
 		Tried:  BySaved,
 		Docs:   "https://github.com/weaveworks/weave",
@@ -200,7 +201,7 @@ var networks = []Owner{
 	},
 	{
 		Name: "antrea", Title: "Antrea", Preset: "antrea",
-		// A sync declares each of its chains and fills it, in one restore for each family.
+		// A sync declares and fills each of its chains, in one restore for each family.
 		Source:    "antrea pkg/agent/route/route_linux.go, and its tests",
 		Docs:      "https://antrea.io/docs/main/docs/design/architecture/",
 		Chains:    []Chains{{Names: forms("ANTREA-*")}},
@@ -212,7 +213,7 @@ var networks = []Owner{
 	},
 	{
 		Name: "ip-masq-agent", Title: "ip-masq-agent, also of GKE", Preset: "ip-masq-agent",
-		// A sync declares its chain and fills it in one restore; the last rule is MASQUERADE.
+		// A sync declares and fills its chain in one restore. The last rule is MASQUERADE.
 		Source:    "ip-masq-agent cmd/ip-masq-agent/ip-masq-agent.go and its tests; --masq-chain names the chain",
 		Docs:      "https://kubernetes.io/docs/tasks/administer-cluster/ip-masq-agent/",
 		Chains:    []Chains{{Names: forms("IP-MASQ", "IP-MASQ-AGENT"), In: nat, Emptied: EmptyNever}},
@@ -242,10 +243,10 @@ var networks = []Owner{
 	},
 	{
 		Name: "node-local-dns", Title: "NodeLocal DNSCache", Preset: "node-local-dns",
-		// For each of its addresses: DNS and, behind it, kubelet's questions to the health
-		// port. It inserts each rule first where -C does not find it. Its end deletes each
-		// until -C does not find it either. Images before 1.22.19 write no comments: such a
-		// rule is not recognised, because any program could have written it.
+		// For each of its addresses: DNS and, behind it, kubelet's requests to the health port.
+		// It inserts each rule first if -C does not find it. At its end it deletes each rule
+		// until -C no longer finds it. Images before 1.22.19 write no comments. Such a rule is
+		// not recognised, because any program could have written it.
 		Source: "kubernetes/dns 1.26 cmd/node-cache/app/cache_app.go",
 		Docs:   "https://kubernetes.io/docs/tasks/administer-cluster/nodelocaldns/",
 		Straight: slices.Concat(straight("raw", "PREROUTING",
@@ -266,8 +267,8 @@ var networks = []Owner{
 	},
 	{
 		Name: "wg-quick", Title: "wg-quick and its PostUp",
-		// Its own rules have a comment, by which its end removes them. PostUp's have the form that
-		// most guides have.
+		// Its own rules have a comment, by which its end removes them. PostUp's rules have the
+		// form of most guides.
 		Source: "wireguard-tools src/wg-quick/linux.bash; configurations of its users",
 		Docs:   "https://git.zx2c4.com/wireguard-tools/about/src/man/wg-quick.8",
 		Straight: slices.Concat(
@@ -282,8 +283,8 @@ var networks = []Owner{
 	},
 }
 
-// felix are Felix's habits in nftables mode: base chains keep their jumps; a chain or set loses its
-// last pod.
+// felix are Felix's habits in nftables mode. Base chains keep their jumps; a chain or set may
+// lose its last pod.
 var felix = Habits{Known: true, Resyncs: true, Base: Keeps, Others: Empties, Sets: Empties}
 
 // flannelNative are flannel's habits in nftables mode: it has no sets, and two base chains.

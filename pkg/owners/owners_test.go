@@ -11,8 +11,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// TestTheTableIsSound: each row has a name of its own, says where it was read, and has only names
-// that can be chains'.
+// TestTheTableIsSound: each row must have a unique name and a source, and only possible names
+// of chains.
 func TestTheTableIsSound(t *testing.T) {
 	names := map[string]bool{}
 	for _, o := range All() {
@@ -46,8 +46,9 @@ func TestTheTableIsSound(t *testing.T) {
 	}
 }
 
-// TestStraightSplitsAsRulesDoes: pkg/rules has the split of iptables' quotes, and this package may
-// not import it. So a test compares the words of the table with that split's.
+// TestStraightSplitsAsRulesDoes: pkg/rules has the parser for iptables' quotes, but this
+// package may not import it. So the test compares the words of the table with that parser's
+// words.
 func TestStraightSplitsAsRulesDoes(t *testing.T) {
 	for _, o := range All() {
 		for _, s := range o.Straight {
@@ -70,7 +71,7 @@ func TestStraightSplitsAsRulesDoes(t *testing.T) {
 	}
 }
 
-// TestForm: single names, hashes of one length or any, and globs.
+// TestForm: single names, hashes of a fixed or any length, and globs.
 func TestForm(t *testing.T) {
 	for form, names := range map[string]map[string]bool{
 		"DOCKER":             {"DOCKER": true, "DOCKER2": false, "": false},
@@ -103,8 +104,7 @@ func TestKubeProxys(t *testing.T) {
 	}
 }
 
-// TestKubeRules: chains that a manifest claims, and chains that are kubelet's whatever proxy is in
-// use.
+// TestKubeRules: chains that a manifest claims, and chains of kubelet with any proxy.
 func TestKubeRules(t *testing.T) {
 	for chain, want := range map[string][2]bool{
 		"KUBE-SERVICES": {true, false}, "KUBE-FW-XPGD46QRK7WJZT7O": {true, false}, "KUBE-XLB-XPGD46QRK7WJZT7O": {false, false},

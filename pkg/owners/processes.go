@@ -7,15 +7,15 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A manager is a program that writes a whole firewall from its own files, and flushes to do so. It
-// is no owner: its rules are never guarded unless a word names them.
+// A manager is a program that writes a whole firewall from its own files, and flushes for that.
+// It is no owner: its rules are never guarded unless a word names them.
 type manager struct {
 	title     string
 	processes []string
 	units     []string // of systemd, which load a file of rules
-	chains    []Form   // of iptables' tables, as far as their names tell
-	tables    []string // native ones
-	// straight are rules that it writes into built-in chains itself.
+	chains    []Form   // of iptables' tables, if their names show it
+	tables    []string // native tables
+	// straight are rules that the manager itself writes into built-in chains.
 	straight []Straight
 }
 
@@ -35,12 +35,12 @@ var managers = []manager{
 	{title: "csf", chains: forms("LOCALINPUT", "LOCALOUTPUT", "ALLOWIN", "ALLOWOUT", "DENYIN", "DENYOUT", "LOGDROPIN", "LOGDROPOUT", "INVALID", "INVDROP")},
 	{title: "nftables.service", units: []string{"nftables.service"}},
 	{title: "netfilter-persistent", units: []string{"netfilter-persistent.service"}},
-	// The name of each of its rules begins with a number, and is the rule's comment (docs of
+	// The comment of each rule is the rule's name and begins with a number (docs of
 	// puppetlabs-firewall).
 	{title: "Puppet's firewall module", straight: byComment("[0-9][0-9][0-9] *", everyPlace...)},
 }
 
-// everyPlace is each built-in chain of each table.
+// everyPlace lists each built-in chain of each table.
 var everyPlace = []string{
 	"raw PREROUTING", "raw OUTPUT", "mangle PREROUTING", "mangle INPUT", "mangle FORWARD", "mangle OUTPUT", "mangle POSTROUTING",
 	"nat PREROUTING", "nat INPUT", "nat OUTPUT", "nat POSTROUTING", "filter INPUT", "filter FORWARD", "filter OUTPUT",
@@ -70,8 +70,8 @@ func WritesChain(comm, chain string) bool {
 	return slices.ContainsFunc(table, func(o Owner) bool { return slices.Contains(o.Processes, comm) && o.has(chain) })
 }
 
-// Decides reports whether a process of that name decides on rules of its own, and executes no jobs
-// of others: it belongs to an owner, or is a firewall manager.
+// Decides reports whether a process of that name decides on rules of its own, and executes no
+// jobs of others. It belongs to an owner, or is a firewall manager.
 func Decides(comm string) bool {
 	return Writes(comm) ||
 		slices.ContainsFunc(table, func(o Owner) bool {

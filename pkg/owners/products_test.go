@@ -18,9 +18,9 @@ const troubleshootDoc = "../../docs/troubleshoot.md"
 type product struct {
 	name string
 	// owners write its rules. Their rows in the table of owners have the word of --protect, and
-	// how each removes rules.
+	// the way in which each removes rules.
 	owners []string
-	// flushes says how a product that is no owner flushes.
+	// flushes describes the flush of a product that is no owner.
 	flushes string
 	// word names the rules of a product that is no owner.
 	word string
@@ -69,8 +69,8 @@ var products = []product{
 	{name: "nftables.service", flushes: "`flush ruleset`, all of nft", remark: "iptables-legacy keeps its rules. [Measurements](measured.md#firewalls)"},
 }
 
-// TestProducts: the table of products in docs/troubleshoot.md is made from the table of owners, and
-// leads to each owner. With -update it is written again.
+// TestProducts: the table of products in docs/troubleshoot.md must match the table of owners
+// and name each owner. With -update the test writes it again.
 func TestProducts(t *testing.T) {
 	has, err := os.ReadFile(troubleshootDoc)
 	if err != nil {
@@ -130,7 +130,7 @@ func productTable() string {
 	return b.String()
 }
 
-// distinct returns the values, each where it is first.
+// distinct returns each value once, at its first place.
 func distinct(values []string) []string {
 	var all []string
 	for _, v := range values {

@@ -33,7 +33,7 @@ func (s Straight) Matches(inTable, chain string, words []string) bool {
 	return true
 }
 
-// unsigned returns the forms as Unsigned.
+// unsigned marks the forms as Unsigned and returns them.
 func unsigned(list []Straight) []Straight {
 	for i := range list {
 		list[i].Unsigned = true
@@ -41,11 +41,11 @@ func unsigned(list []Straight) []Straight {
 	return list
 }
 
-// vniAt is where Docker's u32 matches look for a VXLAN header's network: 12 bytes into the
+// vniAt is the place of a VXLAN header's network in Docker's u32 matches: 12 bytes into the
 // datagram, as iptables-save prints it.
 const vniAt = "0xc&0xffffff00="
 
-// hasComment reports whether one of a rule's comments is its owner's.
+// hasComment reports whether the rule has a comment of its owner.
 func (s Straight) hasComment(words []string) bool {
 	for i := range len(words) - 1 {
 		if words[i] == "--comment" {
@@ -57,8 +57,8 @@ func (s Straight) hasComment(words []string) bool {
 	return false
 }
 
-// networkBridge is the form of the names that Docker gives to bridges: the first 12 digits of the
-// network's ID.
+// networkBridge is the form of the names that Docker gives to bridges, with the first 12 digits
+// of the network's ID.
 var networkBridge = forms("br-<hex:12>")[0]
 
 // isDockerBridge reports whether Docker chose the interface's name: docker0, Swarm's
@@ -67,7 +67,7 @@ func isDockerBridge(name string) bool {
 	return name == "docker0" || name == "docker_gwbridge" || networkBridge.Matches(name)
 }
 
-// straight returns the forms of rules of one built-in chain. Words in quotes are one word.
+// straight returns the forms of rules of a built-in chain. Words in quotes are one word.
 func straight(inTable, chain string, specs ...string) []Straight {
 	var list []Straight
 	for _, spec := range specs {
@@ -84,7 +84,8 @@ func straight(inTable, chain string, specs ...string) []Straight {
 	return list
 }
 
-// byComment returns the forms of rules that one comment names, in places such as "filter INPUT".
+// byComment returns the forms of rules that a comment identifies, in places such as "filter
+// INPUT".
 func byComment(glob string, places ...string) []Straight {
 	var list []Straight
 	for _, place := range places {

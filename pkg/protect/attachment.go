@@ -13,15 +13,16 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// An Attachment is a container's connection to a CNI network, as named in the comments of rules
-// that the plugin portmap and the option ipMasq write.
+// An Attachment is a container's connection to a CNI network. The plugin portmap and the option
+// ipMasq name it in the comments of their rules.
 type Attachment struct {
 	Network   string `json:"network"`
 	Container string `json:"container"`
 }
 
-// cniComment is the comment that the plugins bridge and ptp (with ipMasq) and portmap write. Its
-// form is from containernetworking/plugins: FormatComment in pkg/utils, and plugins/meta/portmap.
+// cniComment matches the comments of the plugins bridge and ptp (with ipMasq) and portmap. Its
+// form is from containernetworking/plugins: FormatComment in pkg/utils, and
+// plugins/meta/portmap.
 var cniComment = regexp.MustCompile(`^(?:[a-z]+ )?name: "([^"\\]+)" id: "([^"\\]+)"$`)
 
 // AttachmentOf returns the attachment that a rule's comment names.
@@ -37,20 +38,20 @@ func AttachmentOf(r rules.Rule) (Attachment, bool) {
 	return Attachment{Network: strings.Clone(found[1]), Container: strings.Clone(found[2])}, true
 }
 
-// cniHashed are the forms of the chains that CNI plugins make for one container each, and
-// portmapHashed those of portmap.
+// cniHashed are the forms of the chains that CNI plugins make for single containers, and
+// portmapHashed are portmap's forms.
 var cniHashed, portmapHashed = owners.ContainerChains()
 
-// chains returns the names of the chains that CNI plugins make for this attachment alone. Each is
-// a prefix and as much of a digest as fits into the 28 characters of a chain's name.
+// chains returns the names of the chains that CNI plugins make for this attachment alone. Each
+// is a prefix and a digest, cut to the 28 characters of a chain's name.
 func (a Attachment) chains() []string {
 	sum := sha512.Sum512([]byte(a.Network + a.Container))
 	digest := hex.EncodeToString(sum[:])
 	return []string{"CNI-DN-" + digest[:21], "CNI-SN-" + digest[:21], "CNI-" + digest[:24]}
 }
 
-// isCNIChain reports whether CNI plugins write a chain of that name. Comments are read as those
-// of CNI plugins in such chains only.
+// isCNIChain reports whether CNI plugins write a chain of that name. Only in such chains are
+// comments read as comments of CNI plugins.
 func isCNIChain(chain string) bool { return strings.HasPrefix(chain, "CNI-") }
 
 // Attachments returns the attachments named by the section's rules; nil if there are none.
@@ -89,8 +90,8 @@ func Detach(s rules.Section, gone map[Attachment]bool) rules.Section {
 		a, ok := AttachmentOf(r)
 		return ok && gone[a]
 	}
-	// A chain is theirs by its name, because one of their rules led to it, or because it held
-	// nothing else. The name decides where the owner has removed the jump already.
+	// A chain is theirs by its name, because a rule of theirs led to it, or because it held
+	// only their rules. The name decides if the owner has already removed the jump.
 	theirs := map[string]bool{}
 	for a := range gone {
 		for _, name := range a.chains() {
@@ -142,8 +143,8 @@ func targets(s rules.Section) map[string]bool {
 	return led
 }
 
-// AllAttachments returns the attachments named by the generation's rules, and those of known of
-// which the generation has a chain although it has no rule.
+// AllAttachments returns the attachments named by the generation's rules. It adds known
+// attachments that have a chain in the generation, but no rule.
 func AllAttachments(g rules.Generation, known iter.Seq[Attachment]) map[Attachment]bool {
 	all, chains := map[Attachment]bool{}, map[string]bool{}
 	for id, s := range g {

@@ -13,7 +13,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// nodesCNI is what real plugins' rules of two containers look like once they are read.
+// nodesCNI returns the rules of real plugins for two containers, after a read.
 func nodesCNI(t *testing.T) rules.Section {
 	t.Helper()
 	text, err := os.ReadFile("../../internal/testkit/scenario/testdata/node/cni.v4.rules")
@@ -31,7 +31,8 @@ func nodesCNI(t *testing.T) rules.Section {
 	return selector(t, "cni").Protection().Extract(set[rules.Nat], func(rules.Rule) bool { return false })
 }
 
-// TestWithoutAttachments: of one container nothing is left, of all others everything.
+// TestWithoutAttachments: a container's rules must disappear completely, and all rules of other
+// containers must remain.
 func TestWithoutAttachments(t *testing.T) {
 	s := nodesCNI(t)
 	first := protect.Attachment{Network: "cbr0", Container: "5f1e0c6a2b7d4e89a1c3f5d7b9e1a3c5"}
@@ -53,7 +54,7 @@ func TestWithoutAttachments(t *testing.T) {
 	}
 	cut := s
 	cut.Jumps, cut.Chains = nil, nil
-	for _, c := range s.Chains { // the jumps are gone, as in the midst of a DEL
+	for _, c := range s.Chains { // the jumps are gone, as in the middle of a DEL
 		if c.Name != "CNI-HOSTPORT-DNAT" {
 			cut.Chains = append(cut.Chains, c)
 		}
@@ -71,7 +72,7 @@ func TestWithoutAttachments(t *testing.T) {
 	}
 }
 
-// TestAttachmentOf: only what portmap and ipMasq write names an attachment.
+// TestAttachmentOf: only comments of portmap and ipMasq name an attachment.
 func TestAttachmentOf(t *testing.T) {
 	for spec, want := range map[string]string{
 		`-m comment --comment "name: \"net\" id: \"abc\"" -j CNI-1`:         "net abc",

@@ -8,17 +8,17 @@ import (
 	"github.com/canaryd/canaryd/pkg/owners"
 )
 
-// Auto is the word of --protect for all owners that have a preset. Their chains, rules and native
-// tables have names of their own, so a node's content says which owners it has: an owner that is
-// not on the node has nothing to guard, and the first rules of an owner that appears later are
+// Auto is the word of --protect for all owners that have a preset. Their chains, rules and
+// native tables have distinctive names, so a node's content shows its owners. An owner that is
+// not on the node has nothing to guard. The first rules of an owner that appears later are
 // captured like any other new rule.
 const Auto = "auto"
 
 // leaveOut begins a word that takes one owner out of Auto: "-docker".
 const leaveOut = "-"
 
-// Auto reports whether the selector has all owners that have a preset, but for owners that are left
-// out by name.
+// Auto reports whether the selector has all owners that have a preset, except owners that are
+// left out by name.
 func (s Selector) Auto() bool { return s.auto }
 
 // rowsOf returns the rows of the table of owners that a word of list names; nil if the word names
@@ -44,8 +44,8 @@ func isLeftOut(o owners.Owner, list []string) bool {
 	})
 }
 
-// checkLeftOut returns why a word that begins with "-" leaves out no owner. iptables refuses a
-// chain with such a name, so the word is no chain's.
+// checkLeftOut returns why a word that begins with "-" leaves out no owner. iptables refuses
+// chain names with this beginning, so the word cannot name a chain.
 func checkLeftOut(word string, list []string) error {
 	left, auto, again := strings.TrimPrefix(word, leaveOut), false, ""
 	for _, w := range list {

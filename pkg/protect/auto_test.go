@@ -13,8 +13,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// TestAuto: auto names the chains, rules and native tables of each owner that has a preset, and no
-// chain of a firewall manager; further words add and leave out.
+// TestAuto: auto names the chains, rules and native tables of each owner that has a preset, and
+// no chain of a firewall manager. Other words add chains or leave them out.
 func TestAuto(t *testing.T) {
 	all := []string{
 		"KUBE-SERVICES", "KUBE-FIREWALL", "CNI-HOSTPORT-DNAT", "CNI-" + hash24, "KUBE-HOSTPORTS", "DOCKER", "DOCKER-USER",
@@ -71,7 +71,7 @@ func TestAuto(t *testing.T) {
 	}
 }
 
-// TestAutoIsTheSumOfAllPresets: auto protects as all presets do that are named one by one.
+// TestAutoIsTheSumOfAllPresets: auto must protect the same as all presets together.
 func TestAutoIsTheSumOfAllPresets(t *testing.T) {
 	auto, each := selector(t, protect.Auto), selector(t, protect.PresetNames()...)
 	opts := cmp.AllowUnexported(protect.Selector{}, owners.Form{})
@@ -168,7 +168,7 @@ func TestEachChainHasOneOwner(t *testing.T) {
 	}
 }
 
-// TestWordsThatLeaveOut: a word that leaves no owner out is an error which says why.
+// TestWordsThatLeaveOut: a word that leaves no owner out is an error that names the reason.
 func TestWordsThatLeaveOut(t *testing.T) {
 	for list, want := range map[string]string{
 		"auto,-dockers":         `"-dockers" leaves out no owner: "dockers" is no preset (kube, `,
@@ -188,8 +188,9 @@ func TestWordsThatLeaveOut(t *testing.T) {
 	}
 }
 
-// TestWordForChain: the word that names a chain is its owner's preset, the form of an owner without
-// a preset, or the chain itself, written so that the word is no preset and no glob.
+// TestWordForChain: the word that names a chain is its owner's preset, the form of an owner
+// without a preset, or the chain itself. The word must be neither a preset nor a glob by
+// accident.
 func TestWordForChain(t *testing.T) {
 	for chain, want := range map[string]string{
 		"DOCKER": "docker", "cali-FORWARD": "calico", "CILIUM_FORWARD": "cilium", "WEAVE-NPC": "weave", "IP-MASQ": "ip-masq-agent", "CROWDSEC_CHAIN": "crowdsec",

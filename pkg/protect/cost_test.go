@@ -8,8 +8,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/protect"
 )
 
-// BenchmarkProtects asks for the names that a node of 5,000 services has: chains of kube-proxy's,
-// built-in targets, and chains of others.
+// BenchmarkProtects measures Protects for the names on a node of 5,000 services: chains of
+// kube-proxy, built-in targets, and chains of others.
 func BenchmarkProtects(b *testing.B) {
 	names := []string{"KUBE-SERVICES", "ACCEPT", "MARK", "DNAT", "KUBE-MARK-MASQ", "RETURN", "corp-input", ""}
 	for i := range 32 {

@@ -6,7 +6,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/protect"
 )
 
-// A selector takes presets and globs. It protects no owner's canary, whatever a glob says.
+// A selector accepts presets and globs. It protects no owner's canary, even if a glob matches.
 func ExampleNewSelector() {
 	selector, err := protect.NewSelector([]string{"cni", "MY-*"})
 	if err != nil {

@@ -7,17 +7,17 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A Lack is what a section lacks of one attachment.
+// A Lack lists the missing parts of one attachment in a section.
 type Lack struct {
 	Rules  []rules.Jump // rules that name it, with their chain, and jumps into chains of CNI plugins
-	Chains []string     // of its own, which are gone or empty
-	// Ahead means that a rule is missing which leads to a full chain of its own. No plugin leaves
-	// that: portmap flushes the chain first.
+	Chains []string     // its own chains that are missing or empty
+	// Ahead means that a missing rule leads to a filled chain of the attachment. No plugin
+	// leaves that state: portmap flushes the chain first.
 	Ahead bool
 }
 
-// Lacking returns what seen lacks of want, by attachment. known are attachments of which chains of
-// their own are looked for as well.
+// Lacking returns the parts of want that seen lacks, by attachment. For known attachments it
+// also checks their own chains.
 func Lacking(want, seen rules.Section, known iter.Seq[Attachment]) map[Attachment]Lack {
 	lacks := map[Attachment]Lack{}
 	held := chainsOf(seen)
@@ -57,12 +57,12 @@ func Lacking(want, seen rules.Section, known iter.Seq[Attachment]) map[Attachmen
 	return lacks
 }
 
-// LeadIn returns the missing rules that lead into a chain of portmap's for the attachment.
+// LeadIn returns the missing rules that lead into a chain of portmap for the attachment.
 func (l Lack) LeadIn() []rules.Jump {
 	return slices.DeleteFunc(slices.Clone(l.Rules), func(h rules.Jump) bool { return !portmaps(h.Rule.Target) })
 }
 
-// portmaps reports whether a chain is one that portmap makes for a container.
+// portmaps reports whether portmap makes the chain for a container.
 func portmaps(chain string) bool {
 	return anyMatches(portmapHashed, chain)
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// lackNode has portmap's rules of one pod, and ipMasq's.
+// lackNode has the rules of portmap and ipMasq for one pod.
 const lackNode = `*nat
 :POSTROUTING ACCEPT [0:0]
 :PREROUTING ACCEPT [0:0]
@@ -24,7 +24,8 @@ const lackNode = `*nat
 COMMIT
 `
 
-// TestLacking: what is missing of a pod, and whether it is missing in an order that is no plugin's.
+// TestLacking: some rules of a pod are missing. Lacking must list them, and notice an order of
+// deletion that no plugin has.
 func TestLacking(t *testing.T) {
 	web := Attachment{Network: "cbr0", Container: "5f1e0c6a2b7d4e89a1c3f5d7b9e1a3c5"}
 	const own = "CNI-DN-46d5e6e569f30aa7e18e0"

@@ -17,14 +17,14 @@ const nativePrefix = "nft:"
 // OwnTables begins the names of canaryd's own tables.
 const OwnTables = "canaryd-"
 
-// MaxNative is how many native tables are guarded at most. Tables that are named one by one have
-// their places before those that a glob names.
+// MaxNative is the greatest number of guarded native tables. Tables that a word names exactly
+// have priority over tables that a glob names.
 const MaxNative = 64
 
 // A nativeGlob names native tables.
 type nativeGlob struct {
 	family tableid.Family // 0: each family
-	name   string         // as path.Match has it, but that a slash is no more than a character
+	name   string         // for path.Match, but a slash is an ordinary character
 }
 
 // parseNative reads a word such as nft:ip:kube-proxy.
@@ -55,23 +55,23 @@ func ofIptables(id tableid.TableID) bool {
 	return slices.Contains(rules.Families(), id.Family) && slices.Contains(rules.AllTables(), id.Name)
 }
 
-// Native reports whether the selector names native tables, whether or not there are any.
+// Native reports whether the selector names native tables, even if none exists.
 func (s Selector) Native() bool { return len(s.native) > 0 }
 
 // ProtectsTable reports whether a native table is protected. Tables of iptables and canaryd's
-// own never are, whatever a glob says.
+// own are never protected, even if a glob matches.
 func (s Selector) ProtectsTable(id tableid.TableID) bool {
 	return MayProtectTable(id) && slices.ContainsFunc(s.native, func(g nativeGlob) bool { return g.matches(id) })
 }
 
-// MayProtectTable reports whether a table is a native one that can be protected: it is neither
-// iptables' nor canaryd's own.
+// MayProtectTable reports whether a table is native and can be protected: it belongs neither to
+// iptables nor to canaryd.
 func MayProtectTable(id tableid.TableID) bool {
 	return !ofIptables(id) && !strings.HasPrefix(id.Name, OwnTables)
 }
 
-// WordFor returns what --protect has to name for a native table to be protected: its owner's
-// preset, or the table itself.
+// WordFor returns the word of --protect that protects a native table: its owner's preset, or
+// the table itself.
 func WordFor(id tableid.TableID) string {
 	if preset := owners.PresetOf(id); preset != "" {
 		return preset
@@ -79,8 +79,8 @@ func WordFor(id tableid.TableID) string {
 	return nativePrefix + id.Family.NFT() + ":" + id.Name
 }
 
-// WordForChain returns the word of --protect that protects a chain: its owner's preset,
-// the form of its owner's names, or the chain itself; "" if no word can name it.
+// WordForChain returns the word of --protect that protects a chain. This is its owner's preset,
+// the form of its owner's names, or the chain itself. It is "" if no word can name the chain.
 func WordForChain(chain string) string {
 	if strings.ContainsFunc(chain, func(r rune) bool { return r <= ' ' || r > '~' }) {
 		return "" // iptables-restore could not read it
@@ -99,9 +99,9 @@ func WordForChain(chain string) string {
 	return ""
 }
 
-// OwnersDiffer reports whether two tables are known to be of different owners: iptables, an owner
-// that has a preset, and any other. Of two tables without a known owner that is not known, and
-// canaryd's own tables say nothing.
+// OwnersDiffer reports whether two tables certainly have different owners. Owners are iptables,
+// each owner that has a preset, and any other. For two tables without a known owner it is
+// false, and also for canaryd's own tables.
 func OwnersDiffer(a, b tableid.TableID) bool {
 	ownerA, knownA := ownerOf(a)
 	ownerB, knownB := ownerOf(b)
@@ -109,13 +109,14 @@ func OwnersDiffer(a, b tableid.TableID) bool {
 	return ownerA != ownerB && (knownA || knownB) && !own
 }
 
-// OwnerKnown reports whether a table's name says whose it is.
+// OwnerKnown reports whether a table's name shows its owner.
 func OwnerKnown(id tableid.TableID) bool {
 	_, known := ownerOf(id)
 	return known
 }
 
-// ownerOf returns a word for a table's owner; known is false where its name says nothing.
+// ownerOf returns a word for a table's owner; known is false if the table's name does not show
+// it.
 func ownerOf(id tableid.TableID) (word string, known bool) {
 	if ofIptables(id) {
 		return "iptables", true
@@ -124,7 +125,7 @@ func ownerOf(id tableid.TableID) (word string, known bool) {
 	return word, !strings.HasPrefix(word, nativePrefix)
 }
 
-// NamedTables returns the native tables that the selector names one by one, and not by a glob.
+// NamedTables returns the native tables that the selector names exactly, without a glob.
 func (s Selector) NamedTables() []tableid.TableID {
 	var named []tableid.TableID
 	for _, g := range s.native {

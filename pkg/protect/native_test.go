@@ -10,7 +10,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// TestProtectsTable: the tables that words name, and never those of iptables and canaryd.
+// TestProtectsTable: words protect the tables that they name, but never tables of iptables and
+// canaryd.
 func TestProtectsTable(t *testing.T) {
 	s := selector(t, "tailscale", "KUBE-*", "nft:ip:*", "nft:inet:net[a]vark", "nft:bridge:b?", "nft:*:their*")
 	if !s.Native() || selector(t, "tailscale", "MY-*").Native() {
@@ -41,7 +42,7 @@ func TestProtectsTable(t *testing.T) {
 	}
 }
 
-// TestNativeWords: an error names the bad word and what is wrong with it.
+// TestNativeWords: an error names the bad word and its fault.
 func TestNativeWords(t *testing.T) {
 	for word, want := range map[string]string{
 		"nft:":                   "is not nft:FAMILY:NAME",
@@ -61,7 +62,7 @@ func TestNativeWords(t *testing.T) {
 	selector(t, "nft:inet:nat", "nft:arp:filter", "nft:netdev:*", "nft:*:*", "nft:*:mine")
 }
 
-// TestNamedTables: words and presets name tables one by one; globs and words for all families do
+// TestNamedTables: words and presets name tables exactly; globs and words for all families do
 // not.
 func TestNamedTables(t *testing.T) {
 	got := selector(t, "podman", "nft:ip:*", "nft:inet:a/b", "nft:*:mine", "nft:inet:[c]").NamedTables()
@@ -71,7 +72,7 @@ func TestNamedTables(t *testing.T) {
 }
 
 // TestPresetsNameTheirOwnersTables: each preset names the tables that its owner writes with
-// nftables, and no other owner's.
+// nftables, and no tables of other owners.
 func TestPresetsNameTheirOwnersTables(t *testing.T) {
 	tables := map[string][]tableid.TableID{
 		"kube":      {tableid.IPv4.Table("kube-proxy"), tableid.IPv6.Table("kube-proxy")},

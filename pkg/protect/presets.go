@@ -2,11 +2,11 @@ package protect
 
 import "github.com/canaryd/canaryd/pkg/owners"
 
-// PresetNames returns the names of all presets, as --protect takes them.
+// PresetNames returns the names of all presets, in the form of --protect.
 func PresetNames() []string { return owners.Presets() }
 
-// name has the selector protect all that a row of the table of owners has, without rules that may
-// be another's unless a word asks for them.
+// name makes the selector protect all parts of a row of the table of owners. Without byWord it
+// omits rules that may be another program's.
 func (s *Selector) name(o owners.Owner, byWord bool) {
 	for _, c := range o.Chains {
 		for _, f := range c.Names {

@@ -165,8 +165,8 @@ COMMIT
 	}
 }
 
-// TestRulesOfNodeLocalDNS: each rule that the cache writes is known by its comment, and nothing
-// that only resembles it.
+// TestRulesOfNodeLocalDNS: the preset must recognise each rule of the cache by its comment, but
+// no rule that only resembles it.
 func TestRulesOfNodeLocalDNS(t *testing.T) {
 	const skip, allow = `-m comment --comment "NodeLocal DNS Cache: skip conntrack" -j NOTRACK`, `-m comment --comment "NodeLocal DNS Cache: allow DNS traffic" -j ACCEPT`
 	s := selector(t, "node-local-dns")

@@ -9,7 +9,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// rulePrefix begins a word of --protect that names rules of one built-in chain.
+// rulePrefix begins a word of --protect that names rules of a built-in chain.
 const rulePrefix = "rule:"
 
 // Bounds of these words: each rule of a built-in chain is compared with each glob at each read.
@@ -22,11 +22,11 @@ const (
 type ruleGlob struct {
 	table rules.TableName
 	chain string
-	glob  string // as path.Match has it, but that a slash is no more than a character; see flat
+	glob  string // for path.Match, but a slash is an ordinary character; see flat
 }
 
-// flat replaces slashes, which path.Match keeps out of * and ?. nf_tables allows them in the name
-// of a table, and addresses have them.
+// flat replaces slashes, which * and ? of path.Match do not match. nf_tables allows slashes in
+// the name of a table, and addresses have them.
 var flat = strings.NewReplacer("/", "\x01")
 
 // parseRule reads a word such as rule:filter:FORWARD:-i wg0 -j ACCEPT.
@@ -51,11 +51,12 @@ func parseRule(word string) (ruleGlob, error) {
 	return ruleGlob{name, chain, flat.Replace(glob)}, nil
 }
 
-// of reports whether the word is about the built-in chain.
+// of reports whether the word names rules of the built-in chain.
 func (g ruleGlob) of(t rules.TableName, chain string) bool { return g.table == t && g.chain == chain }
 
-// matches reports whether the glob matches the whole text of a rule, as canaryd shows it and
-// iptables-save prints it behind the chain's name, or the whole of one of its comments.
+// matches reports whether the glob matches the whole text of a rule, or the whole of a comment
+// in it. The text is as canaryd shows it and as iptables-save prints it behind the chain's
+// name.
 func (g ruleGlob) matches(text string, words []string) bool {
 	if g.is(text) {
 		return true
@@ -76,7 +77,7 @@ func (g ruleGlob) isFlat(text string) bool {
 	return ok
 }
 
-// namesRule reports whether a word rule: names a rule of a built-in chain, by its text or its
+// namesRule reports whether a word "rule:" names a rule of a built-in chain, by its text or its
 // label.
 func (s Selector) namesRule(t rules.TableName, chain string, r rules.Rule) bool {
 	if !slices.ContainsFunc(s.ruleGlobs, func(g ruleGlob) bool { return g.of(t, chain) }) {

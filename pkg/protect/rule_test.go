@@ -11,8 +11,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestRuleWords: a word rule: names the rules of one built-in chain whose text or comment it
-// matches, as a whole.
+// TestRuleWords: a word "rule:" names the rules of one built-in chain whose whole text or
+// comment it matches.
 func TestRuleWords(t *testing.T) {
 	const (
 		wireguard = "-i wg0 -j ACCEPT"
@@ -74,7 +74,7 @@ func TestRuleWords(t *testing.T) {
 	}
 }
 
-// TestRuleWordsThatAreWrong: the error names the word, and says how it ought to be.
+// TestRuleWordsThatAreWrong: the error names the word and the correct form.
 func TestRuleWordsThatAreWrong(t *testing.T) {
 	for word, want := range map[string]string{
 		"rule:":                            "is not rule:TABLE:CHAIN:GLOB",
@@ -113,7 +113,8 @@ func TestRuleWordsThatAreWrong(t *testing.T) {
 
 func long(n int) string { return strings.Repeat("x", n) }
 
-// TestWordsGoTogetherAndApart: a list of words is one value of the flag, whatever is in them.
+// TestWordsGoTogetherAndApart: a list of words becomes one value of the flag and back, with any
+// characters.
 func TestWordsGoTogetherAndApart(t *testing.T) {
 	for value, words := range map[string][]string{
 		"kube,cni,MY-*": {"kube", "cni", "MY-*"},
@@ -133,8 +134,8 @@ func TestWordsGoTogetherAndApart(t *testing.T) {
 	}
 }
 
-// FuzzRuleWord: any word and any rule are read without a panic, a word that is taken names rules of
-// its own chain only, and the flag's value brings back each word.
+// FuzzRuleWord: no word and no rule may cause a panic. An accepted word names rules of its own
+// chain only, and the flag's value brings back each word.
 func FuzzRuleWord(f *testing.F) {
 	f.Add("rule:filter:FORWARD:*wg0*", "-i wg0 -j ACCEPT")
 	f.Add(`rule:nat:PREROUTING:"AWS, CONNMARK"`, `-m comment --comment "AWS, CONNMARK" -j CONNMARK`)

@@ -9,27 +9,27 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A Proposal is unguarded rules of one built-in chain, and the word of --protect that would guard
-// them.
+// A Proposal lists unguarded rules of a built-in chain, and the word of --protect that would
+// guard them.
 type Proposal struct {
-	Unguarded     // the first one
-	Count     int // how many rules the word would guard, or have the same owner and no word
+	Unguarded     // the first rule
+	Count     int // number of rules for the word, or of the same owner without a word
 	Word      string
-	// Alike: no one word names just these rules, which differ in numbers and addresses only. Each
-	// has a word of its own.
+	// Alike: no single word names just these rules, which differ in numbers and addresses only.
+	// Each has a word of its own.
 	Alike bool
 }
 
-// alike is how many rules that differ in numbers and addresses only are proposed by one word. A
-// value of --protect has 64 words rule: at most.
+// alike is the number of rules, different in numbers and addresses only, from which on one word
+// is proposed for all. A value of --protect has at most 64 words "rule:".
 const alike = 5
 
-// Propose returns the words for single rules of one built-in chain of a table, in the chain's
-// order, and how many of the rules have no place among the first most proposals. in are the tables
-// of that name of all families, with the table of the rules among them: a word is about each
-// family. A word names the rules that it is proposed for and equal ones, and no other.
-// The words for rules of an owner that has a preset, and for rules that lead into a chain, name all
-// of that owner, or the chain.
+// Propose returns the words for single rules of a built-in chain, in the chain's order. It
+// returns at most most proposals; more counts the rules that have no place among them. in are
+// the tables of that name of all families, including the rules' own table, because a word
+// applies to each family. A word names only its rules and equal rules. But for a rule of an
+// owner with a preset the word is the preset. For a rule that leads into a chain the word names
+// the chain.
 func Propose(list []Unguarded, t rules.TableName, in []*rules.Table, most int) (proposals []Proposal, more int) {
 	if len(list) == 0 {
 		return nil, 0
@@ -67,7 +67,7 @@ func Propose(list []Unguarded, t rules.TableName, in []*rules.Table, most int) (
 				made.Word = p.wordForForm(form, forms[form])
 				made.Alike = made.Word == ""
 			}
-		case u.Owner != "" || !full: // of others nothing is shown
+		case u.Owner != "" || !full: // other rules are not shown
 			if made.Word = p.wordFor(u.Rule); made.Word == "" {
 				g.form = u.Rule.Label()
 			}
@@ -90,8 +90,8 @@ func Propose(list []Unguarded, t rules.TableName, in []*rules.Table, most int) (
 	return proposals, more
 }
 
-// hasForm reports whether a rule may be proposed together with others of its form: it has a text
-// and leads nowhere, and nothing is known of its owner.
+// hasForm reports whether a rule may be proposed together with others of its form. It must have
+// a text, lead nowhere and have no known owner.
 func (p proposer) hasForm(u Unguarded) bool {
 	_, readable := u.Rule.Readable()
 	return readable && u.Owner == "" && u.Manager == "" && !p.leads(u.Rule.Target)
@@ -101,12 +101,12 @@ func (p proposer) hasForm(u Unguarded) bool {
 type proposer struct {
 	table rules.TableName
 	chain string
-	rules []wordedRule // all of the chain's that a glob can match
+	rules []wordedRule // all rules of the chain that a glob can match
 	leads func(chain string) bool
 }
 
-// A wordedRule is a rule with the texts that a glob may match, its own and its comments', without
-// slashes: each is compared with each proposed glob.
+// A wordedRule is a rule with the texts that a glob may match: its own and its comments. They
+// have no slashes, because each is compared with each proposed glob.
 type wordedRule struct {
 	key   rules.Key
 	texts []string
@@ -169,8 +169,8 @@ func (p proposer) wordFor(r rules.Rule) string {
 	return p.word(text, own)
 }
 
-// wordForForm returns the word for rules that differ in numbers and addresses only; "" if it would
-// name other rules, too.
+// wordForForm returns the word for rules that differ in numbers and addresses only; "" if it
+// would also name other rules.
 func (p proposer) wordForForm(form string, own map[rules.Key]bool) string {
 	parts := strings.Split(form, numberPlace)
 	for i := range parts {
@@ -179,8 +179,8 @@ func (p proposer) wordForForm(form string, own map[rules.Key]bool) string {
 	return p.word(strings.Join(parts, "*"), own)
 }
 
-// word returns the word with this glob, if --protect takes it as it is and it names all of these
-// rules and no others.
+// word returns the word with this glob, if --protect accepts it and it names all of these rules
+// and no others.
 func (p proposer) word(glob string, own map[rules.Key]bool) string {
 	word := rulePrefix + p.table + ":" + p.chain + ":" + glob
 	parsed, err := parseRule(word)
@@ -203,8 +203,8 @@ func (p proposer) word(glob string, own map[rules.Key]bool) string {
 	return word
 }
 
-// literal returns a glob for a text, with ? for each character that a glob, the flag's value, a
-// shell in quotes, a manifest or a unit of systemd may read as another.
+// literal returns a glob for a text. A ? replaces each character that could have another
+// meaning in a glob, the flag's value, a shell's quotes, a manifest or a unit of systemd.
 func literal(text string) string {
 	return strings.Map(func(r rune) rune {
 		if r > unicode.MaxASCII || r < ' ' || r == 0x7f || strings.ContainsRune("*?[]\\\"',$%`", r) {
@@ -214,12 +214,12 @@ func literal(text string) string {
 	}, text)
 }
 
-// numberPlace is where a rule's text has a number or an address, in its form. No text has it:
-// iptables prints no rule over two lines, or it is opaque.
+// numberPlace marks the place of a number or an address in the form of a rule's text. No text
+// has it, because a rule that iptables prints over two lines is opaque.
 const numberPlace = "\n"
 
-// numberless returns the form of a rule's text: of each piece between blanks that has a digit and
-// is no option it has the beginning, and numberPlace for the rest from the first digit on.
+// numberless returns the form of a rule's text. It cuts each word that has a digit and is no
+// option at its first digit, and appends numberPlace.
 func numberless(text string) string {
 	pieces := strings.Split(text, " ")
 	for i, piece := range pieces {

@@ -47,7 +47,7 @@ func singles(t *rules.Table, chain string, p rules.Protection) []protect.Unguard
 }
 
 // TestUnguarded: the chains and rules that nothing guards, and their likely owners. A jump is
-// said with its chain, and chains that protected rules lead to are guarded.
+// listed with its chain, and chains that protected rules lead to are guarded.
 func TestUnguarded(t *testing.T) {
 	table := tableOf(t, rules.Filter,
 		":MINE", ":KUBE-FORWARD", ":corp", ":corp-log", ":empty", ":lonely", ":ufw-before-input", ":INPUT_ZONES", ":OTHER-CANARY", ":declared", ":ufw-user-forward", ":f2b-sshd",
@@ -65,7 +65,7 @@ func TestUnguarded(t *testing.T) {
 		"rule FORWARD -j corp", "rule FORWARD -j ufw-user-forward [ufw]", "rule FORWARD -i lo -j ACCEPT", "rule FORWARD ",
 	}
 	var got []string
-	section := rules.Section{Chains: []rules.Chain{{Name: "declared"}}} // the generation has it
+	section := rules.Section{Chains: []rules.Chain{{Name: "declared"}}} // declared
 	for _, u := range protect.UnguardedIn(p.OthersIn(table, section, noMark), table) {
 		text := fmt.Sprint(u.Chain, " ", u.Rules)
 		if u.Single {
@@ -87,7 +87,7 @@ func TestUnguarded(t *testing.T) {
 	}
 }
 
-// TestProposals: the word for each rule, or for many.
+// TestProposals: the word for each rule, or for many rules.
 func TestProposals(t *testing.T) {
 	many := func(format string, n int) (list []string) {
 		for i := range n {
@@ -181,8 +181,8 @@ func TestProposals(t *testing.T) {
 	}
 }
 
-// guardedByProposals fails unless each word, as one of a value of --protect, guards as many rules
-// of the chain as it is proposed for, its own among them; all: all words together leave none.
+// guardedByProposals fails unless each word alone guards as many rules of the chain as it is
+// proposed for, including its own rule. all: together the words must leave no rule unguarded.
 func guardedByProposals(t *testing.T, table *rules.Table, chain string, proposals []protect.Proposal, all bool) {
 	t.Helper()
 	before := singles(table, chain, selector(t, "kube").Protection())
@@ -191,7 +191,7 @@ func guardedByProposals(t *testing.T, table *rules.Table, chain string, proposal
 		if p.Word == "" {
 			continue
 		}
-		split, err := protect.Split("kube," + p.Word) // as it is printed
+		split, err := protect.Split("kube," + p.Word) // in its printed form
 		if err != nil || len(split) != 2 {
 			t.Fatalf("%s is split into %q: %v", p.Word, split, err)
 		}
@@ -206,8 +206,8 @@ func guardedByProposals(t *testing.T, table *rules.Table, chain string, proposal
 	}
 }
 
-// TestProposalsForBothFamilies: a word is about both families, and names none of the other's rules
-// by accident.
+// TestProposalsForBothFamilies: a word applies to both families, and must not name a rule of
+// the other family by accident.
 func TestProposalsForBothFamilies(t *testing.T) {
 	v4, v6 := tableOf(t, rules.Filter, "INPUT -m x --y a,b -j DROP"), tableOf(t, rules.Filter, "INPUT -m x --y a.b -j DROP")
 	proposals, _ := protect.Propose(singles(v4, "INPUT", rules.Protection{Chain: func(string) bool { return false }}), rules.Filter, []*rules.Table{v4, v6}, 9)
@@ -216,8 +216,8 @@ func TestProposalsForBothFamilies(t *testing.T) {
 	}
 }
 
-// FuzzPropose: whatever rules a chain has, a proposed word is taken as it is printed, and guards
-// just the rules that it is proposed for.
+// FuzzPropose: a chain has any rules. --protect must accept a proposed word as printed, and the
+// word must guard exactly the rules that it is proposed for.
 func FuzzPropose(f *testing.F) {
 	f.Add("-i eth0 -j ACCEPT", `-m comment --comment "a, b" -j DROP`, "-m x --y 'a' [b]* ?", 3)
 	f.Add("-s 10.0.0.1/32 -j DROP", "-s 10.0.0.2/32 -j DROP", "\xff\xfe -m comment --comment \xc3", 1)

@@ -11,16 +11,16 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A Selector says which chains are protected, and which rules of built-in chains besides those
-// that jump into them. The zero Selector protects none.
+// A Selector decides which chains are protected, and which rules of built-in chains apart from
+// the jumps into them. The zero Selector protects nothing.
 type Selector struct {
 	exact  map[string]bool // chains by name; true: written piecewise
 	forms  []owners.Form
-	shared []owners.Form // those of forms that are written piecewise
+	shared []owners.Form // the forms of chains that are written piecewise
 	globs  []string
 	rules  []owners.Straight
 	native []nativeGlob
-	auto   bool // Auto is one of the words
+	auto   bool // the words include Auto
 
 	ruleGlobs []ruleGlob
 }
@@ -28,11 +28,12 @@ type Selector struct {
 // canarySuffix ends the names of the chains by which kube-proxy, kubelet and others notice a flush.
 const canarySuffix = "-CANARY"
 
-// NewSelector reads the value of --protect: names of presets (see PresetNames), Auto and words such
-// as "-docker" that take an owner out of it, globs of chain names, as path.Match has them,
-// nft:FAMILY:NAME for native tables, and rule:TABLE:CHAIN:GLOB for rules of built-in chains. A word
-// of lower-case letters and digits is a preset, and a word with two colons or with a space is no
-// glob of chain names, so that a mistyped word is no silent glob. An error names the bad word.
+// NewSelector reads the value of --protect. A word is a preset (see PresetNames), Auto, or a
+// glob of chain names for path.Match. A word such as "-docker" takes an owner out of Auto.
+// Words nft:FAMILY:NAME name native tables, and words rule:TABLE:CHAIN:GLOB name rules of
+// built-in chains. A word of lower-case letters and digits is a preset, and a word with two
+// colons or a space is no glob of chain names. So a mistyped word does not silently become a
+// glob. An error names the bad word.
 func NewSelector(list []string) (Selector, error) {
 	s := Selector{exact: map[string]bool{}}
 	for _, word := range list {
@@ -84,8 +85,8 @@ func NewSelector(list []string) (Selector, error) {
 	return s, nil
 }
 
-// chainHint says how to protect a chain whose name could be a mistyped preset; "" if there is no
-// such chain.
+// chainHint describes how to protect a chain whose name looks like a mistyped preset; "" if
+// there can be no such chain.
 func chainHint(word string) string {
 	if word == "" {
 		return ""
@@ -98,9 +99,9 @@ func chainHint(word string) string {
 	return fmt.Sprintf("; a chain of just that name is protected by the glob '%s'", glob)
 }
 
-// Protects reports whether chain is protected. Built-in chains never are, and neither are
-// canaries, even if a glob matches: an owner notices a flush by the loss of its canary, so only
-// the owner may bring it back.
+// Protects reports whether chain is protected. Built-in chains and canaries never are, even if
+// a glob matches. An owner notices a flush by the loss of its canary, so only the owner may
+// bring it back.
 func (s Selector) Protects(chain string) bool {
 	if chain == "" || strings.HasSuffix(chain, canarySuffix) || rules.Builtin(rules.Mangle, chain) {
 		return false
@@ -117,8 +118,8 @@ func (s Selector) Protects(chain string) bool {
 	})
 }
 
-// Piecewise reports whether a preset's chain is shared by many containers or networks, whose
-// rules the owner writes one at a time. That such a chain holds rules says nothing of the other
+// Piecewise reports whether many containers or networks share a preset's chain, and the owner
+// writes their rules one at a time. So the presence of some rules says nothing about the other
 // containers' rules. It is false for a chain that only a glob matches.
 func (s Selector) Piecewise(chain string) bool {
 	return s.exact[chain] || anyMatches(s.shared, chain)
@@ -129,26 +130,26 @@ func (s Selector) Protection() rules.Protection {
 	return rules.Protection{Chain: s.Protects, Rule: s.MatchesPreset, Piecewise: s.Piecewise, Follow: followed}
 }
 
-// followed reports whether a chain of another owner is guarded where protected rules lead to it.
-// Built-in chains are not, and neither are canaries, as Protects says.
+// followed reports whether a chain of another owner is guarded if protected rules lead to it.
+// Built-in chains and canaries are not; see Protects.
 func followed(chain string) bool {
 	return !strings.HasSuffix(chain, canarySuffix) && !rules.Builtin(rules.Mangle, chain)
 }
 
-// MatchesPreset reports whether a word rule: names r, or whether r is a rule that the owner of a
-// preset writes into the built-in chain itself, such as Docker's MASQUERADE.
+// MatchesPreset reports whether a word "rule:" or a preset names r. A preset names the rules
+// that its owner writes into the built-in chain itself, such as Docker's MASQUERADE.
 func (s Selector) MatchesPreset(t rules.TableName, chain string, r rules.Rule) bool {
 	if s.namesRule(t, chain, r) {
 		return true
 	}
 	if !slices.ContainsFunc(s.rules, func(r owners.Straight) bool { return r.Table == t && r.Chain == chain }) {
-		return false // most rules of others stand in INPUT, and need not be taken apart
+		return false // most rules of others are in INPUT; do not split them
 	}
 	words, err := r.Words()
 	return err == nil && slices.ContainsFunc(s.rules, func(r owners.Straight) bool { return r.Matches(t, chain, words) })
 }
 
-// anyMatches reports whether the chain's name has one of the forms.
+// anyMatches reports whether the chain's name has any of the forms.
 func anyMatches(list []owners.Form, chain string) bool {
 	return owners.AnyMatches(list, chain)
 }

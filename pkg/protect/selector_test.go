@@ -111,8 +111,8 @@ func TestSelectorNamesTheBadWord(t *testing.T) {
 	}
 }
 
-// TestAChainNamedLikeAPreset: what looks like a mistyped preset is refused, and the error has the
-// glob that protects a chain of just that name.
+// TestAChainNamedLikeAPreset: a word that looks like a mistyped preset is refused, and the
+// error has the glob that protects a chain of just that name.
 func TestAChainNamedLikeAPreset(t *testing.T) {
 	for _, word := range []string{"foo1", "kubee", "1abc", "µ"} {
 		_, err := protect.NewSelector([]string{word})
@@ -133,8 +133,8 @@ func TestAChainNamedLikeAPreset(t *testing.T) {
 	}
 }
 
-// A node's dump from iptables-save: everything of kube-proxy's, kubelet's and
-// the CNI plugins' is protected, everything else is not.
+// TestPresetsTakeTheirOwnersChainsFromANode: in a node's output of iptables-save, the presets
+// must protect all chains of kube-proxy, kubelet and the CNI plugins, and no other chain.
 func TestPresetsTakeTheirOwnersChainsFromANode(t *testing.T) {
 	file, err := os.Open("../rules/testdata/node.nft.save")
 	if err != nil {
@@ -160,8 +160,8 @@ func TestPresetsTakeTheirOwnersChainsFromANode(t *testing.T) {
 	}
 }
 
-// TestPiecewise: chains whose rules are written for one container at a time, and chains that are
-// written as a whole.
+// TestPiecewise: chains whose rules are written for one container at a time, and chains that
+// are written as a whole.
 func TestPiecewise(t *testing.T) {
 	s, err := protect.NewSelector([]string{"kube", "cni", "docker", "podman", "libvirt", "tailscale", "MY-*"})
 	if err != nil {

@@ -7,23 +7,24 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// An Unguarded is a chain of an iptables' table that nothing guards, or a single rule of a built-in
-// chain. detect lists them, and the daemon counts the same ones.
+// An Unguarded is a chain of iptables' tables that nothing guards, or a single such rule of a
+// built-in chain. detect lists them, and the daemon counts the same ones.
 type Unguarded struct {
 	Chain  string     // the chain, or the built-in chain of the rule
 	Single bool       // it is the rule
 	Rule   rules.Rule // if Single
-	// Rules counts the rules of the chain. LeftOut: they were too many to read.
+	// Rules counts the rules of the chain. LeftOut: there were too many to read.
 	Rules   int
 	LeftOut bool
-	// Owner is the likely owner's title, as the table of owners has it, and Manager the firewall
-	// manager; "" if none is known.
+	// Owner is the likely owner's title in the table of owners, and Manager is the firewall
+	// manager; "" if unknown.
 	Owner, Manager string
 }
 
-// UnguardedIn returns the chains and rules of a table that nothing guards, in the table's order. A
-// rule that leads into such a chain belongs to the chain, and is not listed again. Chains without a
-// rule count where a built-in chain leads to them. Canaries of owners are never guarded.
+// UnguardedIn returns the chains and rules of a table that nothing guards, in the table's
+// order. A rule that leads into such a chain belongs to the chain, and is not listed again.
+// Chains without a rule count if a built-in chain leads to them. Canaries of owners are never
+// guarded.
 func UnguardedIn(others rules.Others, t *rules.Table) []Unguarded {
 	var found []Unguarded
 	at := map[string]int{} // chains
@@ -103,12 +104,12 @@ func managersIn(c *rules.Chain) map[string]bool {
 	return found
 }
 
-// Counts reports whether the chain or rule counts as unguarded: rules of a firewall manager are
-// left unguarded on purpose, because their manager writes them again itself.
+// Counts reports whether the chain or rule counts as unguarded. canaryd does not guard rules of
+// a firewall manager on purpose, because their manager writes them again itself.
 func (u Unguarded) Counts() bool { return u.Manager == "" }
 
-// CountUnguarded counts chains, and single rules of built-in chains, without those of firewall
-// managers.
+// CountUnguarded counts chains, and single rules of built-in chains, without rules and chains
+// of firewall managers.
 func CountUnguarded(list []Unguarded) (chains, single int) {
 	for _, u := range list {
 		switch {

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// Join returns words of --protect as one value of the flag: with commas between them, and a word
-// with a comma or a double quote in double quotes, as RFC 4180 has it.
+// Join returns words of --protect as one value of the flag. It puts commas between them, and
+// double quotes around words with a comma or a double quote (RFC 4180).
 func Join(words []string) string {
 	var b strings.Builder
 	w := csv.NewWriter(&b)

@@ -6,11 +6,11 @@ import (
 	"strings"
 )
 
-// A Baseline is a generation that an operator confirmed, in a form to compare later generations
-// with. It holds digests of the rules instead of their text: 62,590 rules take 3 MB. It is for
+// A Baseline is a generation that an operator confirmed. Later generations are compared with
+// it. It holds digests of the rules instead of their text: 62,590 rules take 3 MB. It is for
 // one goroutine at a time.
 type Baseline struct {
-	seed   maphash.Seed // random: no other process can find two rules with one digest
+	seed   maphash.Seed // random, so that no other process can find two rules with one digest
 	tables map[TableID]map[string]*confirmedChain
 	turn   int // how often Since was called
 }
@@ -19,12 +19,13 @@ type Baseline struct {
 type confirmedChain struct {
 	prints []print
 	turn   int // the last turn in which the generation had the chain
-	// of are the rules that it was compared with last: the generation's own slice.
+	// of holds the rules of the last comparison: the generation's own slice.
 	of     []Rule
-	change *ChainChange // nil: it was the same
+	change *ChainChange // nil: no difference
 }
 
-// A print identifies a rule by digests of its text, which is quick, and of its meaning.
+// A print identifies a rule by a digest of its text, which is quick, and a digest of its
+// meaning.
 type print struct{ text, meaning uint64 }
 
 // A ChainChange is the difference between one chain and a Baseline.
@@ -32,11 +33,12 @@ type ChainChange struct {
 	Family Family
 	Table  TableName
 	Chain  string
-	// Known says that the baseline has the chain; of a built-in chain, that it has jumps there.
+	// Known says that the baseline has the chain. For a built-in chain: that it has jumps
+	// there.
 	Known    bool
 	Appeared []Rule // in their order
 	Gone     int
-	// Reordered says that rules of the baseline stand in another order.
+	// Reordered says that rules of the baseline have another order in the chain.
 	Reordered bool
 }
 
@@ -77,8 +79,8 @@ func (s Section) eachChain(t TableName, do func(name string, list []Rule)) {
 	}
 }
 
-// Since returns the chains in which a generation differs from the baseline. In each table,
-// built-in chains come first and chains that are gone last. A chain that is the same memory as in
+// Since returns the chains in which a generation differs from the baseline. In each table it
+// lists built-in chains first and missing chains last. A chain that is the same memory as in
 // the last call costs next to nothing: at 5,000 services one call takes 2 ms.
 func (b *Baseline) Since(g Generation) []ChainChange {
 	var all []ChainChange
@@ -145,9 +147,9 @@ func (b *Baseline) Lacks(f Family, t TableName, chain string, list []Rule) []Rul
 	return change.Appeared
 }
 
-// compare returns how the rules of a chain differ from prints; nil if they are the same in the
-// same order. It computes meanings only of rules whose text differs: most of a changed chain is
-// as it was.
+// compare returns the differences between the rules of a chain and prints. It returns nil if
+// they are the same in the same order. It computes meanings only of rules whose text differs,
+// because most rules of a changed chain have not changed.
 func (b *Baseline) compare(prints []print, list []Rule) *ChainChange {
 	same := 0
 	for same < len(list) && same < len(prints) && b.digest(list[same].Spec) == prints[same].text {
@@ -184,7 +186,7 @@ type matching struct {
 	taken  map[int]bool
 }
 
-// match pairs the rules that have no print yet. Among equal prints, the first is taken first.
+// match pairs the rules that have no print yet. Of several equal prints it uses the first.
 func (m *matching) match(list []Rule, of func(print) uint64, digest func(Rule) uint64) {
 	if len(m.taken) == len(m.prints) || len(list) == 0 {
 		return

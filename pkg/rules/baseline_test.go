@@ -38,7 +38,7 @@ func chainsOf(t testing.TB, lines ...string) rules.Generation {
 	return rules.Generation{rules.IPv4.Table(rules.Filter): s}
 }
 
-// said returns changes as lines: "CHAIN known +rule -2 reordered".
+// said formats changes as lines: "CHAIN known +rule -2 reordered".
 func said(changes []rules.ChainChange) []string {
 	var lines []string
 	for _, c := range changes {
@@ -103,7 +103,7 @@ func TestSinceABaseline(t *testing.T) {
 					t.Errorf("%s (-want +got):\n%s", when, d)
 				}
 			}
-			// What differed before makes no difference.
+			// The earlier difference must have no effect.
 			if got := said(b.Since(chainsOf(t, base...))); got != nil {
 				t.Errorf("once it is as it was: %q", got)
 			}
@@ -114,7 +114,8 @@ func TestSinceABaseline(t *testing.T) {
 	}
 }
 
-// TestLacks: which of some rules a baseline does not have, whatever it was compared with before.
+// TestLacks: Lacks must list the rules that a baseline does not have, after any earlier
+// comparison.
 func TestLacks(t *testing.T) {
 	b := rules.NewBaseline(chainsOf(t, "A: -j ACCEPT; -j DROP", "B: -j RETURN"))
 	g := chainsOf(t, "A: -j ACCEPT; -j LOG; -j DROP", "C: -j ACCEPT")
@@ -140,7 +141,7 @@ func TestLacks(t *testing.T) {
 	}
 }
 
-// services returns a generation of the size of n services, with a change of the first ones.
+// services returns a generation of the size of n services, with changes in the first ones.
 func services(n, changed int) rules.Generation {
 	var s rules.Section
 	for i := range n {
@@ -160,7 +161,7 @@ func services(n, changed int) rules.Generation {
 	return rules.Generation{rules.IPv4.Table(rules.Nat): s}
 }
 
-// BenchmarkBaseline: what a baseline costs at 5,000 services (60,000 rules in 15,000 chains).
+// BenchmarkBaseline measures a baseline at 5,000 services (60,000 rules in 15,000 chains).
 func BenchmarkBaseline(b *testing.B) {
 	first, other := services(5000, 0), services(5000, 0)
 	base := rules.NewBaseline(first)

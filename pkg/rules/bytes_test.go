@@ -8,8 +8,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// An opaque rule that holds its bytes gives them back, however they look, and only if they are
-// those that its digest names. People read its label, in which they do not stand.
+// TestAnOpaqueRuleHoldsItsBytes: an opaque rule that holds its bytes must return any bytes
+// unchanged, and only if they match its digest. The label for people must not contain them.
 func TestAnOpaqueRuleHoldsItsBytes(t *testing.T) {
 	zeros := make([]byte, 700)
 	for _, tt := range []struct {
@@ -53,8 +53,8 @@ func everyByte() []byte {
 	return all
 }
 
-// What stands on a disk may be anything. Bytes that are not those of the digest are refused, and so
-// is what is no bytes at all.
+// TestOtherBytesThanTheDigestNamesAreRefused: a file may have any content. Bytes that do not
+// match the digest are refused, and so is a text that encodes no bytes.
 func TestOtherBytesThanTheDigestNamesAreRefused(t *testing.T) {
 	rule := OpaqueBytes([]byte("abcdefghi"), nil, "", "odd")
 	other := OpaqueBytes([]byte("abcdefghj"), nil, "", "odd")
@@ -76,8 +76,9 @@ func TestOtherBytesThanTheDigestNamesAreRefused(t *testing.T) {
 	}
 }
 
-// An opaque rule that names ipsets has their names next to its bytes, whatever they are made of.
-// It depends on them, and with other names it is another rule.
+// TestAnOpaqueRuleHasTheNamesOfItsIpsets: an opaque rule that names ipsets has their names,
+// with any characters, next to its bytes. It depends on them, and with other names it is
+// another rule.
 func TestAnOpaqueRuleHasTheNamesOfItsIpsets(t *testing.T) {
 	names := []string{"a b", "", "c\nd to X: @=", `"`, strings.Repeat("x", 31)}
 	rule := OpaqueSets([]byte("abc"), nil, names, "DROP", "odd")
@@ -112,8 +113,8 @@ func TestAnOpaqueRuleHasTheNamesOfItsIpsets(t *testing.T) {
 	}
 }
 
-// An opaque rule is its digest: the reason why it has no text, and whether its bytes are known, are
-// not what it is.
+// TestOpaqueRulesAreEqualByTheirDigest: only the digest identifies an opaque rule. The reason
+// why it has no text, and the presence of its bytes, have no influence.
 func TestOpaqueRulesAreEqualByTheirDigest(t *testing.T) {
 	a := OpaqueBytes([]byte("a"), nil, "ACCEPT", "odd")
 	for _, tt := range []struct {

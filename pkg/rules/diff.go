@@ -6,25 +6,25 @@ import (
 	"strings"
 )
 
-// A Difference lists all deviations of one table from what was wanted, the gravest first.
+// A Difference lists all deviations of a table from the wanted section, the gravest first.
 type Difference []Deviation
 
-// A Deviation is one difference between a table and what was wanted.
+// A Deviation is a single difference between a table and the wanted section.
 type Deviation struct {
 	Kind  Kind
 	Chain string
-	// Rules holds the rule in question; for a chain, all rules that are lost with it, or that
-	// it should not have.
+	// Rules holds the rule in question. For a chain it holds all rules that are lost with it,
+	// or that it should not have.
 	Rules []Rule
-	// Wanted and Found are the rule's places in its chain, counted from 1; for a doubled rule,
-	// how often it stands there. A jump's place is that among the chain's jumps.
+	// Wanted and Found are the rule's places in its chain, counted from 1. For a doubled rule
+	// they are the numbers of its copies. A jump's place counts the chain's jumps only.
 	Wanted, Found int
-	// Anchor is where a missing jump stood, or where a misplaced rule belongs among the wanted
-	// ones.
+	// Anchor is the place that a missing jump had, or the place among the wanted rules where a
+	// misplaced rule belongs.
 	Anchor Anchor
 }
 
-// A Kind says what a Deviation is.
+// A Kind is the kind of a Deviation.
 type Kind uint8
 
 // The kinds of deviations, the gravest first.
@@ -110,7 +110,7 @@ func sequence(chain string, want, got []Rule) Difference {
 	if EqualRules(want, got) {
 		return nil
 	}
-	places := map[string][]int{} // of a meaning in got, not yet taken
+	places := map[string][]int{} // places in got of each meaning that are not taken yet
 	count := map[string]int{}
 	for i, r := range got {
 		m := r.Meaning()
@@ -131,7 +131,7 @@ func sequence(chain string, want, got []Rule) Difference {
 		places[m] = places[m][1:]
 	}
 	reported := map[string]bool{}
-	order := make([]int, 0, len(from)) // places in want, as they stand in got
+	order := make([]int, 0, len(from)) // places in want, in the order of got
 	for i, r := range got {
 		m := r.Meaning()
 		j, ok := from[i]
@@ -141,7 +141,7 @@ func sequence(chain string, want, got []Rule) Difference {
 		case n == 0:
 			d = append(d, Deviation{Kind: RuleUnwanted, Chain: chain, Rules: []Rule{r}, Found: i + 1})
 		case n < count[m] && !reported[m]:
-			// Which of the copies is one too many cannot be known.
+			// Nothing shows which of the copies is the surplus one.
 			reported[m] = true
 			d = append(d, Deviation{Kind: RuleDoubled, Chain: chain, Rules: []Rule{r}, Wanted: n, Found: count[m]})
 		}
@@ -256,7 +256,7 @@ func (v Deviation) withRules(format, with string) []string {
 	return lines
 }
 
-// suffix describes where a rule stood or belongs.
+// suffix describes the place that a rule had or belongs to.
 func (a Anchor) suffix(verb string) string {
 	switch a.Position {
 	case Top, Bottom:

@@ -11,7 +11,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// wanted is a section with a bit of everything.
+// wanted is a section with every kind of content.
 func wanted() rules.Section {
 	return rules.Section{
 		Chains: []rules.Chain{
@@ -98,8 +98,8 @@ func TestDiff(t *testing.T) {
 	golden.Compare(t, "diff.golden", []byte(b.String()))
 }
 
-// Whatever happens to a chain, Diff is empty exactly if it is as it was; and
-// what it calls missing, unwanted and doubled turns one into the other.
+// TestDiffMissesNothing: after random changes of a chain, Diff is empty exactly if the chain is
+// unchanged. Its missing, unwanted and doubled rules must turn one version into the other.
 func TestDiffMissesNothing(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	draw := func() []rules.Rule {

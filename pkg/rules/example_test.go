@@ -8,7 +8,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// Two spellings of one rule are the same rule; another port is another one.
+// Two spellings of one rule are the same rule. With another port it is another rule.
 func ExampleRule_Equal() {
 	parse := func(spec string) rules.Rule {
 		r, err := rules.ParseRule(spec)
@@ -27,8 +27,8 @@ func ExampleRule_Equal() {
 	// -s 10.1.2.3/32 -p 6 -m tcp --dport 8080 -j ACCEPT
 }
 
-// From what iptables-save prints to what is missing: parse, extract what is protected,
-// compare. Rules of others are no part of a section, so it does not matter what became of them.
+// From the output of iptables-save to the missing rules: parse, extract the protected rules,
+// compare. Rules of others are no part of a section, so their changes have no effect.
 func ExampleDiff() {
 	selector, err := protect.NewSelector([]string{"MY-*"})
 	if err != nil {
@@ -65,7 +65,7 @@ COMMIT
 	// the same: true
 }
 
-// A generation is what ought to be in force, by table; its ID is a digest of it.
+// A generation is the set of rules that ought to be in force, by table. Its ID is a digest.
 func ExampleRender() {
 	fragment, err := rules.ParseFragment(strings.NewReader(`*filter
 :MY-FIREWALL - [0:0]

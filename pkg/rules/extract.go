@@ -5,31 +5,32 @@ import (
 	"slices"
 )
 
-// A Protection says what is protected. protect.Selector makes one from --protect.
+// A Protection defines the protected chains and rules. protect.Selector makes one from
+// --protect.
 type Protection struct {
 	// Chain reports whether a chain is protected. A rule of a built-in chain that leads into a
 	// protected chain is a jump.
 	Chain func(name string) bool
 	// Rule reports whether another rule of a built-in chain is protected too; nil means none. A
-	// rule that leads into a chain is not, whatever Rule says: see LeadingOut.
+	// rule that leads into a chain is not protected, even if Rule returns true: see LeadingOut.
 	Rule func(t TableName, chain string, r Rule) bool
 	// Piecewise reports whether many owners share a chain and each writes its own rules only,
 	// as portmap does for each host port; nil means none.
 	Piecewise func(chain string) bool
-	// Follow reports whether a chain that is not protected by itself is taken in where protected
-	// rules lead to it; see Section.LedTo. nil means that none is.
+	// Follow reports whether canaryd guards a chain that is not protected by itself if
+	// protected rules lead to it; see Section.LedTo. nil means no such chain.
 	Follow func(chain string) bool
 }
 
-// Extract returns one table's section: its protected chains, the chains that these lead to, the
-// jumps with their anchors, and the chains that they depend on. mark reports whether a rule is
-// canaryd's own: such rules belong to no generation and are no neighbours of a jump.
+// Extract returns one table's section: its protected chains, the chains that they lead to or
+// depend on, and the jumps with their anchors. mark reports whether a rule is canaryd's own:
+// such a rule belongs to no generation and is no neighbour of a jump.
 func (p Protection) Extract(t *Table, mark func(Rule) bool) Section {
 	return p.ExtractWith(t, mark, nil)
 }
 
-// ExtractWith is Extract as if protected chains held these rules too. A rule that cannot be put
-// back still leads to a chain.
+// ExtractWith is Extract as if protected chains held the missing rules too. A rule that cannot
+// be put back still leads to a chain.
 func (p Protection) ExtractWith(t *Table, mark func(Rule) bool, missing []Rule) Section {
 	var s Section
 	if t == nil {
@@ -53,7 +54,7 @@ func (p Protection) ExtractWith(t *Table, mark func(Rule) bool, missing []Rule) 
 			continue
 		}
 		if c.LeftOut() {
-			// Its jumps are unknown: one Named jump stands for all of them.
+			// Its jumps are unknown: one Named jump represents all of them.
 			s.Jumps = append(s.Jumps, Jump{Chain: name, Rule: c.Rules[0], Anchor: Anchor{Position: Top}, Named: true})
 			continue
 		}
@@ -70,7 +71,7 @@ func (p Protection) ExtractWith(t *Table, mark func(Rule) bool, missing []Rule) 
 // jumps returns the jumps in one built-in chain with their anchors. alone says that the chain has
 // jumps and no foreign rule.
 func (p Protection) jumps(t *Table, c *Chain, mark func(Rule) bool) (found []Jump, alone bool) {
-	anchor, last := Anchor{Position: Top}, 0 // found[last:] stand behind the last foreign rule
+	anchor, last := Anchor{Position: Top}, 0 // found[last:] are behind the last foreign rule
 	for _, r := range c.Rules {
 		named := false
 		switch {
@@ -98,9 +99,9 @@ func (p Protection) names(t *Table, chain string, r Rule) bool {
 	return p.Rule != nil && p.Rule(t.Name, chain, r)
 }
 
-// LeadingOut returns the rules of built-in chains that Rule names and that are not protected all
-// the same, because they lead into chains that are not: without its chain the kernel takes no such
-// rule, nor any other rule of its table in the same restore.
+// LeadingOut returns the rules of built-in chains that Rule names, but that lead into chains
+// without protection. They are not protected. The kernel refuses such a rule if its chain is
+// missing, and then all rules of its table in the same restore.
 func (p Protection) LeadingOut(t *Table, mark func(Rule) bool) []Jump {
 	if t == nil || p.Rule == nil {
 		return nil
@@ -116,9 +117,9 @@ func (p Protection) LeadingOut(t *Table, mark func(Rule) bool) []Jump {
 	return found
 }
 
-// follow adds the chains of other owners that protected rules lead to, directly or by way of each
-// other. Those that a replay cannot write, protected or not, go into DependsOn. The missing rules
-// count as protected.
+// follow adds the chains of other owners that protected rules lead to, directly or through each
+// other. Chains that a replay cannot write, protected or not, are added to DependsOn. The
+// missing rules count as protected.
 func (p Protection) follow(t *Table, s *Section, missing []Rule) {
 	taken := map[string]bool{}
 	from := func(list []Rule) {
@@ -152,20 +153,21 @@ func (p Protection) follow(t *Table, s *Section, missing []Rule) {
 	slices.Sort(s.DependsOn)
 }
 
-// Others are the rules of a table that nothing guards. No other code defines that: the count of
-// lost rules, status and detect ask Others.
+// Others are the rules of a table that nothing guards. This is the only definition of them: the
+// count of lost rules, status and detect use it.
 type Others struct {
 	protection Protection
 	table      *Table
 	mark       func(Rule) bool
-	// taken are the chains that are guarded although no word names them; true: their jumps are too.
+	// taken are the chains that are guarded without a word that names them. true: their jumps
+	// are too.
 	taken map[string]bool
 }
 
-// OthersIn returns the rules of others in a table: all but the protected rules, the rules of chains
-// that protected rules lead to, those of want's chains, and marks. want is the table's section of
-// the generation, as far as it is known. It has declared chains, and those to which only
-// quarantined rules lead.
+// OthersIn returns the rules of others in a table. These are all rules except protected rules,
+// rules of chains that protected rules lead to, rules of want's chains, and marks. want is the
+// table's section of the generation, as far as it is known. It adds the declared chains, and
+// the chains to which only quarantined rules lead.
 func (p Protection) OthersIn(t *Table, want Section, mark func(Rule) bool) Others {
 	o := Others{protection: p, table: t, mark: mark}
 	if t == nil {
@@ -183,7 +185,7 @@ func (p Protection) OthersIn(t *Table, want Section, mark func(Rule) bool) Other
 	return o
 }
 
-// Guards reports whether a chain that is no built-in one is guarded. The kernel takes names that
+// Guards reports whether a chain that is not built in is guarded. The kernel accepts names that
 // iptables-restore cannot read: no generation has a chain of such a name.
 func (o Others) Guards(chain string) bool {
 	_, taken := o.taken[chain]
@@ -214,13 +216,13 @@ func (o Others) Rules() iter.Seq2[*Chain, Rule] {
 	}
 }
 
-// guardsRule reports whether a rule of a built-in chain is a jump, or is named by itself.
+// guardsRule reports whether a rule of a built-in chain is a jump, or is protected by name.
 func (o Others) guardsRule(chain string, r Rule) bool {
 	p := o.protection
 	return p.Chain(r.Target) || o.taken[r.Target] || p.names(o.table, chain, r) && o.table.Chain(r.Target) == nil
 }
 
-// Gone counts the rules that now lacks. A nil table does not exist.
+// Gone counts the rules that are missing from now. A nil table does not exist.
 func (o Others) Gone(now *Table) (gone int) {
 	var of *Chain
 	var left map[Key]int

@@ -5,8 +5,9 @@ import (
 	"strings"
 )
 
-// A form is one rule split into its options: those that belong to no extension, the extensions in
-// the order in which iptables loads them, and their options. Values are as they were written.
+// A form is one rule split into its options. It has the options that belong to no extension,
+// the extensions in the order in which iptables loads them, and their options. Values are
+// unchanged.
 type form struct {
 	base   [len(baseOrder)]setting // in baseOrder
 	exts   []extension
@@ -60,9 +61,9 @@ type (
 	roomForOptions    [6]setting
 )
 
-// read splits a rule's words. It returns false if iptables might read the rule in another way:
-// there is a word where an option is due, an option of no known extension of the rule, or no
-// value where one is due.
+// read splits a rule's words. It returns false if iptables might read the rule in another way.
+// This is so if a plain word is in an option's place, if no known extension has the option, or
+// if a value is missing.
 func (f *form) read(words []string) bool {
 	f.target = -1
 	not := false
@@ -85,8 +86,8 @@ func (f *form) read(words []string) bool {
 	return !not
 }
 
-// option reads one option with its values from the front of words, and returns how many words
-// these are; 0 if it cannot read them.
+// option reads one option with its values from the front of words, and returns the number of
+// these words. It returns 0 if it cannot read them.
 func (f *form) option(not bool, words []string) int {
 	name := words[0]
 	short, base := "", false

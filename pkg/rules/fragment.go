@@ -9,14 +9,14 @@ import (
 	"strings"
 )
 
-// A Fragment is what an operator declares in one file, for one family: chains with their rules,
-// and the jumps into them.
+// A Fragment holds the declarations of an operator's file for one family: chains with their
+// rules, and the jumps into them.
 type Fragment struct {
 	Sections map[TableName]Section
 	// Lines are the numbers of the lines that declare the chains.
 	Lines map[TableName]map[string]int
-	// RuleLines are the numbers of the lines of the rules, jumps included; for equal rules of
-	// one chain, of the first.
+	// RuleLines are the numbers of the lines of the rules, jumps included. For equal rules of
+	// one chain it has the first line.
 	RuleLines map[TableName]map[ChainRule]int
 }
 
@@ -37,9 +37,9 @@ type ChainRule struct {
 //	COMMIT
 //
 // Built-in chains need no declaration. Each rule in them must jump to a chain of the same table
-// of this fragment, because any other rule would change a chain that is not the fragment's.
-// Refused too is what cannot be compared with what the kernel prints: host names, and lists of
-// addresses, of which iptables makes several rules.
+// of this fragment, because any other rule would change a foreign chain. ParseFragment also
+// refuses values that cannot be compared with the kernel's output: host names, and lists of
+// addresses, which iptables splits into several rules.
 //
 // The error is a *ParseError, or that of the reader.
 func ParseFragment(r io.Reader, family Family, tables ...TableName) (Fragment, error) {
@@ -72,7 +72,7 @@ type fragmentParser struct {
 	all    Fragment
 	number int
 
-	table  *Table // the one that is open
+	table  *Table // the open table
 	opened int    // its line
 	lines  map[string]int
 	rules  map[ChainRule]int
@@ -91,7 +91,7 @@ func (p *fragmentParser) line(text string) *ParseError {
 	case text == "" || text[0] == '#':
 		return nil
 	case p.table == nil && len(p.all.Sections) == 0 && !opensTable(text):
-		// The text is not quoted: the file may be a link to one that holds secrets.
+		// The text is not quoted: the file may be a link to a file of secrets.
 		return &ParseError{Reason: "is outside a table: a fragment begins, after comments, with a line such as *filter"}
 	case text[0] == '*':
 		reason = p.open(text)
@@ -110,12 +110,13 @@ func (p *fragmentParser) line(text string) *ParseError {
 	return &ParseError{Text: text, Reason: reason}
 }
 
-// opensTable reports whether a line begins one of iptables' tables.
+// opensTable reports whether a line begins a table of iptables.
 func opensTable(text string) bool {
 	return text[0] == '*' && slices.Contains(AllTables(), TableName(strings.TrimSpace(text[1:])))
 }
 
-// open begins a table, or returns why it cannot. So do declaration and rule with their lines.
+// open begins a table, or returns why it cannot. declaration and rule do the same with their
+// lines.
 func (p *fragmentParser) open(text string) (reason string) {
 	name := TableName(strings.TrimSpace(text[1:]))
 	switch _, again := p.all.Sections[name]; {
@@ -213,7 +214,7 @@ func (p *fragmentParser) rule(text string) (reason string) {
 	return ""
 }
 
-// checkWords returns why a rule may not stand in a fragment, or "".
+// checkWords returns why a fragment may not have a rule, or "".
 func (p *fragmentParser) checkWords(spec string) string {
 	words, _ := Split(spec) // ParseRule split it without an error
 	if len(words) > 0 && words[0] != "!" && !strings.HasPrefix(words[0], "-") {
@@ -249,8 +250,8 @@ var hostOptions = []string{
 	"--vaddr", "--src-pfx", "--dst-pfx", "--ahres", "--rt-0-addrs",
 }
 
-// checkAddress returns why text, an address with or without a mask, may not stand in a rule of
-// that family, or "".
+// checkAddress returns why a rule of that family may not have text, an address with or without
+// a mask, or "".
 func checkAddress(text string, family Family) string {
 	if strings.Contains(text, ",") {
 		return fmt.Sprintf("lists addresses (%s), which iptables splits into several rules: write one rule for each", text)
@@ -295,8 +296,8 @@ func (p *fragmentParser) close() *ParseError {
 	return nil
 }
 
-// Then returns the section that results from loading later after s: the top jumps of later stand
-// before those of s, its bottom jumps behind them.
+// Then returns the section that results from loading later after s. The top jumps of later are
+// placed before the jumps of s, and its bottom jumps behind them.
 func (s Section) Then(later Section) Section {
 	var top, bottom []Jump
 	for _, h := range later.Jumps {
@@ -311,9 +312,9 @@ func (s Section) Then(later Section) Section {
 	return joined
 }
 
-// chainsOfOthers returns the targets of t's rules that must be other owners' chains: what -g
-// names, and names of no extension's form, which has capitals and digits only. A target such as
-// DOCKER may be an extension and is not returned.
+// chainsOfOthers returns the targets of t's rules that must be other owners' chains. These are
+// the operands of -g, and names that no extension can have: extensions use capitals and digits
+// only. A target such as DOCKER may be an extension and is not returned.
 func chainsOfOthers(t *Table) []string {
 	var found []string
 	for i := range t.Chains {

@@ -9,8 +9,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// FuzzParseFragment checks that whatever is taken can be restored, touches
-// no chain of others, and says the same when it is written again.
+// FuzzParseFragment checks that an accepted fragment can be restored, touches no chain of
+// others, and has the same meaning when it is written again.
 func FuzzParseFragment(f *testing.F) {
 	f.Add(fragment)
 	f.Add("*nat\n:A -\n-A A \"\"\nCOMMIT")
@@ -37,8 +37,8 @@ func FuzzParseFragment(f *testing.F) {
 					t.Errorf("%s: chain %s stands on no line", table, c.Name)
 				}
 			}
-			// Jumps at the top are written in the order in which they are
-			// to stand, so each is put before what follows it.
+			// Jumps at the top are in the order of the chain, so -I must write them in reverse
+			// order.
 			var lines []string
 			lines = append(lines, "*"+string(table))
 			for _, c := range s.Chains {

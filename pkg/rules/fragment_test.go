@@ -83,7 +83,8 @@ func TestParseFragment(t *testing.T) {
 	}
 }
 
-// What looks like an option and is a value is one.
+// TestParseFragmentTakesValuesThatLookLikeOptions: a value that looks like an option is still a
+// value.
 func TestParseFragmentTakesValuesThatLookLikeOptions(t *testing.T) {
 	for _, spec := range []string{
 		`-m comment --comment "-h" -j DROP`, `-m comment --comment "--modprobe=/x" -j DROP`, "-i -h -j DROP", "--in-interface -tnat -j DROP",

@@ -18,38 +18,39 @@ type Generation map[TableID]Section
 
 // A Section is one table's part of a generation.
 type Section struct {
-	// Chains are the protected chains, in the order in which they were read, and behind them those
-	// of LedTo.
+	// Chains are the protected chains, in the order in which they were read, and behind them
+	// the chains of LedTo.
 	Chains []Chain `json:"chains,omitempty"`
-	// LedTo names those of Chains that other owners write and that are guarded because protected
-	// rules lead to them, in the order of their names. A replay writes such a chain only where it
-	// is empty or missing, and deletes none.
+	// LedTo names the chains that other owners write, and that are guarded because protected
+	// rules lead to them. The names are sorted. A replay writes such a chain only where it is
+	// empty or missing, and deletes none.
 	LedTo []string `json:"ledTo,omitempty"`
-	// Jumps are the rules in built-in chains that jump into protected chains, or that a preset or
-	// a word rule: names, in the order in which they stand.
+	// Jumps are the rules in built-in chains that jump into protected chains, or that a preset
+	// or a word "rule:" names, in the kernel's order.
 	Jumps []Jump `json:"hooks,omitempty"`
 	// Alone are the built-in chains that held jumps and no foreign rules when the section was
-	// read. A jump's place there says nothing about where it belongs.
+	// read. There a jump's place does not show where it belongs.
 	Alone []string `json:"alone,omitempty"`
-	// DependsOn are chains that protected rules jump to and that a replay does not write, nor a
-	// rule that jumps to one that is missing: those that are left out, and other owners' chains.
+	// DependsOn are the chains that protected rules jump to and that a replay does not write:
+	// chains that are left out, and other owners' chains. If such a chain is missing, a replay
+	// does not write the rules that jump to it either.
 	DependsOn []string `json:"leans,omitempty"`
-	// Policies are the built-in chains' policies when the section was read.
-	// A replay never sets them; a change of one is logged.
+	// Policies are the built-in chains' policies when the section was read. A replay never sets
+	// them; a change is logged.
 	Policies map[string]string `json:"policies,omitempty"`
 }
 
-// A Jump is a rule in a built-in chain, and where it stood.
+// A Jump is a rule in a built-in chain, and its place there.
 type Jump struct {
 	Chain  string `json:"chain"`
 	Rule   Rule   `json:"rule"`
 	Anchor Anchor `json:"anchor"`
-	// Named says that a preset or a word rule: names the rule, and that it leads into no chain:
-	// its owner writes it into the built-in chain itself. Its Target is not a chain.
+	// Named says that a preset or a word "rule:" names the rule, and that it leads into no
+	// chain. Its owner writes it into the built-in chain itself. Its Target is not a chain.
 	Named bool `json:"named,omitempty"`
 }
 
-// Into returns the protected chain that the jump leads into, "" for a Named one.
+// Into returns the protected chain that the jump leads into; "" for a Named jump.
 func (h Jump) Into() string {
 	if h.Named {
 		return ""
@@ -57,8 +58,7 @@ func (h Jump) Into() string {
 	return h.Rule.Target
 }
 
-// Same reports whether two jumps are the same rule in the same chain,
-// wherever they stand.
+// Same reports whether two jumps are the same rule in the same chain, at any place.
 func (h Jump) Same(o Jump) bool { return h.Chain == o.Chain && h.Rule.Equal(o.Rule) }
 
 // Copies counts the jumps that are the same as h.
@@ -72,11 +72,11 @@ func Copies(jumps []Jump, h Jump) int {
 	return n
 }
 
-// String returns the jump as the arguments of a command that appends it. Of an opaque rule it shows
-// the label.
+// String returns the jump as the arguments of a command that appends it. For an opaque rule it
+// shows the label.
 func (h Jump) String() string { return "-A " + h.Chain + " " + h.Rule.Label() }
 
-// A Position says where among the foreign rules of its chain a jump stood.
+// A Position is a jump's place among the foreign rules of its chain.
 type Position string
 
 // The positions, by the foreign rules around the jump.
@@ -95,7 +95,7 @@ type Anchor struct {
 // MarshalText writes a rule as its text. UnmarshalText finds the target in it.
 func (r Rule) MarshalText() ([]byte, error) { return []byte(r.Spec), nil }
 
-// UnmarshalText reads what MarshalText wrote.
+// UnmarshalText reads the output of MarshalText.
 func (r *Rule) UnmarshalText(text []byte) error {
 	rule, err := ParseRule(string(text))
 	if err != nil {
@@ -129,7 +129,7 @@ func (s Section) NotLedTo(names []string) []string {
 	return slices.DeleteFunc(slices.Clone(names), s.IsLedTo)
 }
 
-// JumpChains returns the built-in chains that hold jumps, in kernel order.
+// JumpChains returns the built-in chains that hold jumps, in the order of netfilter's hooks.
 func (s Section) JumpChains(table TableName) []string {
 	var names []string
 	for _, name := range builtin[table] {
@@ -185,13 +185,13 @@ func (g Generation) With(id TableID, s Section) Generation {
 // MarshalJSON writes sections by family and table.
 func (g Generation) MarshalJSON() ([]byte, error) { return tableid.Marshal(g) }
 
-// UnmarshalJSON reads what MarshalJSON wrote.
+// UnmarshalJSON reads the output of MarshalJSON.
 func (g *Generation) UnmarshalJSON(data []byte) error { return tableid.Unmarshal(data, g) }
 
 // ID returns the digest by which people name g: 12 hexadecimal digits. It depends on chains,
-// rules, jumps and anchors, and not on the order of chains, which has no meaning.
+// rules, jumps and anchors, but not on the order of chains, which has no meaning.
 //
-// It is a digest of text, so that two spellings of one rule give two IDs. That is no harm: one
+// It digests text, so two spellings of one rule give two IDs. That does no harm: one version of
 // iptables always prints one kernel state alike. Measured for 62,590 rules: 10 ms, and 110 ms
 // more with each rule's Meaning.
 func (g Generation) ID() string {
@@ -210,7 +210,7 @@ func (g Generation) ID() string {
 }
 
 func (s Section) digest(h hash.Hash) {
-	// h gets large pieces: word by word, the calls take as long as SHA-256 itself.
+	// h gets large pieces: single words would need as much time for the calls as for SHA-256.
 	const piece = 32 << 10
 	buf := make([]byte, 0, 2*piece)
 	line := func(words ...string) {
@@ -244,15 +244,15 @@ func (s Section) byName() []int {
 	return order
 }
 
-// Equal reports whether two sections hold the same chains, rules and jumps in the same places;
-// the order of chains has no meaning. It compares text, as ID does: a rule that is only spelled
-// otherwise makes it false, which costs one more capture. Diff compares meaning.
+// Equal reports whether two sections hold the same chains, rules and jumps in the same places.
+// The order of chains has no meaning. Equal compares text, as ID does: another spelling of a
+// rule makes it false, which costs one more capture. Diff compares meaning.
 func (s Section) Equal(o Section) bool {
 	return len(s.Chains) == len(o.Chains) && slices.EqualFunc(s.Jumps, o.Jumps, equalJump) && s.equalChains(o)
 }
 
-// equalChains compares chains in the order in which they stand. Where iptables printed both
-// sections, that is the order of names; elsewhere it sorts them by name.
+// equalChains compares chains in their given order. If iptables printed both sections, that is
+// the order of names. If the names differ, it sorts them first.
 func (s Section) equalChains(o Section) bool {
 	if slices.EqualFunc(s.Chains, o.Chains, func(a, b Chain) bool { return a.Name == b.Name }) {
 		return slices.EqualFunc(s.Chains, o.Chains, equalChain)
@@ -276,8 +276,8 @@ func EqualRules(a, b []Rule) bool {
 	return sameMemory(a, b) || slices.EqualFunc(a, b, Rule.Equal)
 }
 
-// OnlyIn returns the rules of a that b lacks. A rule that a has more often than b appears as often
-// as b lacks it.
+// OnlyIn returns the rules of a that b lacks. If a has more copies of a rule than b, it returns
+// as many copies as b lacks.
 func OnlyIn(a, b []Rule) []Rule {
 	if sameMemory(a, b) {
 		return nil

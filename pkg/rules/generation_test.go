@@ -124,7 +124,8 @@ func TestJSONOfSomethingElseIsRefused(t *testing.T) {
 	}
 }
 
-// A generation that an older canaryd stored may hold text that is none of a rule.
+// TestOddRulesOfAStoredGenerationAreOpaque: a generation that an older canaryd stored may hold
+// a text that is no rule.
 func TestOddRulesOfAStoredGenerationAreOpaque(t *testing.T) {
 	for _, spec := range []string{"-m x [unsupported revision] -j A", "-i a -h -j A", "-i a -M /tmp/x -j A"} {
 		var g rules.Generation
@@ -176,7 +177,8 @@ func TestRenderWritesWhatLoadsIntoEmptyTables(t *testing.T) {
 	}
 }
 
-// What an earlier section was asked is not asked again, and what changed since is.
+// TestOpaqueRulesOfASection: unchanged chains must not be searched again, but changed chains
+// must.
 func TestOpaqueRulesOfASection(t *testing.T) {
 	odd, plain := rules.OpaqueRule([]byte("x"), "B", "why"), rule(t, "-j RETURN")
 	first := rules.Section{

@@ -39,8 +39,9 @@ func leaving(t *testing.T, out ...string) *Table {
 	return set[Nat]
 }
 
-// A protected chain that is left out is part of the generation by its name. It is a chain that
-// jumps depend on, it counts no rules, and what is rendered neither declares nor fills it.
+// TestAChainThatIsLeftOutIsKnownByName: a protected chain that is left out is part of the
+// generation by its name. Jumps depend on it, it counts no rules, and the rendered text neither
+// declares nor fills it.
 func TestAChainThatIsLeftOutIsKnownByName(t *testing.T) {
 	protects := func(chain string) bool { return strings.HasPrefix(chain, "KUBE-") }
 	s := Protection{Chain: protects}.Extract(leaving(t, "KUBE-LARGE"), func(Rule) bool { return false })
@@ -68,8 +69,8 @@ func TestAChainThatIsLeftOutIsKnownByName(t *testing.T) {
 	}
 }
 
-// Of a built-in chain that is left out the jumps are not known: one stands for them, and no mark is
-// planted in it.
+// TestJumpsOfABuiltInChainThatIsLeftOutAreNotKnown: if a built-in chain is left out, its jumps
+// are unknown. A single jump replaces them, and the chain gets no mark.
 func TestJumpsOfABuiltInChainThatIsLeftOutAreNotKnown(t *testing.T) {
 	s := Protection{Chain: func(chain string) bool { return chain == "KUBE-SERVICES" }}.Extract(leaving(t, "OUTPUT"), func(Rule) bool { return false })
 	var jumps []string

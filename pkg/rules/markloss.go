@@ -7,15 +7,15 @@ import (
 	"strings"
 )
 
-// A MarkLoss says how the marks of packets and connections may differ from those that the complete
-// rules give them, because rules are lost that set or clear bits. It makes no difference between a
-// packet's mark and its connection's: CONNMARK copies one to the other.
+// A MarkLoss describes how the marks of packets and connections may differ from the complete
+// rules' marks, because lost rules would set or clear bits. It does not distinguish a packet's
+// mark from its connection's, because CONNMARK copies one to the other.
 type MarkLoss struct {
 	Unset     uint32 // bits that ought to be one, and may be zero
 	Uncleared uint32 // bits that ought to be zero, and may be one
 }
 
-// AnyMark says that nothing is known of the marks.
+// AnyMark says that every bit of the marks may differ.
 var AnyMark = MarkLoss{math.MaxUint32, math.MaxUint32}
 
 // And returns how marks may differ with both losses.
@@ -23,21 +23,21 @@ func (l MarkLoss) And(o MarkLoss) MarkLoss {
 	return MarkLoss{l.Unset | o.Unset, l.Uncleared | o.Uncleared}
 }
 
-// Gained returns how marks may differ where packets meet rules that they ought not to meet. l is
-// how they may differ where those rules are lost.
+// Gained returns how marks may differ where packets meet surplus rules. l describes the
+// difference where those rules are lost.
 func (l MarkLoss) Gained() MarkLoss { return MarkLoss{l.Uncleared, l.Unset} }
 
-// markTargets are the targets that change a mark and let the packet go on.
+// markTargets are the targets that change a mark and let the packet continue.
 var markTargets = []string{"MARK", "CONNMARK", "HMARK"}
 
 // markOptions are the options by which other matches and targets change the mark of a packet.
 var markOptions = []string{"--restore-skmark", "--map-mark", "--tproxy-mark"}
 
-// markExtensions are the extensions that look at marks or change them.
+// markExtensions are the extensions that read marks or change them.
 var markExtensions = []string{"mark", "connmark", "bpf", "socket", "rpfilter", "SET", "TPROXY", "MARK", "CONNMARK", "HMARK"}
 
-// MarkLoss returns how marks may differ where the rule is lost. Rules of a chain that it leads to
-// are not counted.
+// MarkLoss returns how marks may differ where the rule is lost. It ignores the rules of a chain
+// that the rule leads to.
 func (r Rule) MarkLoss() MarkLoss {
 	if _, opaque := r.Opaque(); opaque {
 		text, known := r.decoded(markExtensions...)
@@ -92,8 +92,8 @@ func (l MarkLoss) Without(bits uint32) MarkLoss {
 	return MarkLoss{l.Unset &^ bits, l.Uncleared &^ bits}
 }
 
-// Misleads reports whether the rule may match less than it ought to, or more, where marks differ
-// like this.
+// Misleads reports whether the rule may match too few packets, or too many, if marks differ by
+// this loss.
 func (l MarkLoss) Misleads(r Rule) (less, more bool) {
 	if l == (MarkLoss{}) {
 		return false, false
@@ -113,7 +113,8 @@ func (l MarkLoss) Misleads(r Rule) (less, more bool) {
 	return less || !known, more || !known
 }
 
-// MarkBit returns the bit of a packet's mark that the rule looks at, if it is a single one; else 0.
+// MarkBit returns the bit of a packet's mark that the rule tests, if it tests a single bit;
+// else 0.
 func (r Rule) MarkBit() uint32 {
 	tests, known := r.markTests()
 	if !known || len(tests) != 1 || tests[0].ofConnection || bits.OnesCount32(tests[0].mask) != 1 {
@@ -129,7 +130,7 @@ type markTest struct {
 	ofConnection bool
 }
 
-// markTests returns how the rule looks at marks; false if that is not known.
+// markTests returns how the rule tests marks; false if that is not known.
 func (r Rule) markTests() (tests []markTest, known bool) {
 	if _, opaque := r.Opaque(); opaque {
 		if r, known = r.decoded(markExtensions...); !known {

@@ -10,9 +10,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// masqueradingNat is nat of a node with a service of two pods, its node port, a
-// host port and a container's port, as kube-proxy 1.36, portmap 1.6 and Docker 28
-// write it.
+// masqueradingNat is nat of a node with a service of two pods, its node port, a host port and a
+// container's port. kube-proxy 1.36, portmap 1.6 and Docker 28 write it this way.
 const masqueradingNat = `*nat
 :PREROUTING ACCEPT [0:0]
 :OUTPUT ACCEPT [0:0]
@@ -59,7 +58,7 @@ const masqueradingNat = `*nat
 COMMIT
 `
 
-// A hairpin comes from the pod that it is sent to.
+// The source of a hairpin is the pod that it is sent to.
 const hairpin = "10.244.1.2:4000"
 
 func masquerades(t *testing.T, text, from, to, backend string) bool {
@@ -98,8 +97,8 @@ func TestWhichFlowsAreMasqueraded(t *testing.T) {
 	}
 }
 
-// Whatever makes it unsure that a flow is masqueraded lets it alone: each of
-// these changes one thing in the rules of a flow that surely is.
+// TestWhatMakesMasqueradeUnsure: each case changes one thing in the rules of a flow that is
+// certainly masqueraded. If the change makes this uncertain, Masquerades must return false.
 func TestWhatMakesMasqueradeUnsure(t *testing.T) {
 	tests := []struct {
 		story, old, new string
@@ -143,8 +142,8 @@ func TestWhatMakesMasqueradeUnsure(t *testing.T) {
 	}
 }
 
-// A container that asks for its own published port: Docker's rules go by
-// addresses, and by no mark.
+// TestAHairpinOfDocker: a container connects to its own published port. Docker's rules test
+// addresses, and no mark.
 func TestAHairpinOfDocker(t *testing.T) {
 	const text = "*nat\n:PREROUTING ACCEPT [0:0]\n:POSTROUTING ACCEPT [0:0]\n:DOCKER - [0:0]\n:KUBE-POSTROUTING - [0:0]\n" +
 		"-A PREROUTING -m addrtype --dst-type LOCAL -j DOCKER\n-A POSTROUTING -j KUBE-POSTROUTING\n" +

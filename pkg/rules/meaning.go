@@ -5,11 +5,11 @@ import (
 	"strings"
 )
 
-// Equal reports whether two rules mean the same to the kernel, in one family, however they are
-// spelled: whether their Meanings are equal.
+// Equal reports whether two rules mean the same to the kernel, in one family, in any spelling:
+// whether their Meanings are equal.
 //
-// It never takes two meanings for one. It may take two spellings of one meaning for two, where
-// this package does not know the match, the option or a name in it.
+// It never reports two meanings as equal. It may report two spellings of one meaning as
+// different, where this package does not know the match, the option or a name in it.
 func (r Rule) Equal(o Rule) bool {
 	if r.Is(o) {
 		return true
@@ -26,19 +26,20 @@ func (r Rule) Equal(o Rule) bool {
 	return r.Meaning() == o.Meaning()
 }
 
-// mayLead reports whether the text may have a target. A rule without a Target may be a text that
-// was not parsed; most are marks, and each look compares them with jumps.
+// mayLead reports whether the text may have a target. A rule without a Target may be a text
+// that was not parsed. But most are marks, and each look compares them with jumps.
 func (r Rule) mayLead() bool { return r.Mentions("-j") || r.Mentions("-g") }
 
-// Meaning returns the one spelling that all rules of r's meaning share. It is a rule's text, and
-// its own Meaning, but not what iptables-save prints: it is for comparing.
+// Meaning returns the canonical spelling that all rules of r's meaning share. It is a rule's
+// text, and its own Meaning. It is for comparisons and differs from the output of
+// iptables-save.
 //
-// It makes equal what iptables 1.8.9 and the kernel make equal, measured on both backends. That
-// is the order of options within a match, spellings of options, addresses, ports, protocols and
-// marks, matches that -p implies, defaults, and the place of comments. It keeps the order of
-// matches where one of them counts, remembers or may drop (xt_limit, xt_recent, xt_tcp's
-// hotdrop). It keeps the words of unknown extensions, and all words of a rule that it cannot
-// read.
+// Rules get one Meaning if iptables 1.8.9 and the kernel treat them alike, measured on both
+// backends. So the order of options within a match has no influence, nor have spellings of
+// options, addresses, ports, protocols and marks. Matches that -p implies, defaults, and the
+// place of comments have none either. The Meaning keeps the order of matches if any of them
+// counts, remembers or may drop (xt_limit, xt_recent, xt_tcp's hotdrop). It keeps the words of
+// unknown extensions, and all words of a rule that it cannot read.
 //
 // It needs no family: an address shows its family, and one family's defaults have no other
 // meaning in the other family.
@@ -114,8 +115,8 @@ func (w *writer) rule() {
 	}
 }
 
-// order returns the matches, comments excepted, in their order. A match that merges into an
-// earlier one is not listed, and its options move to that one.
+// order returns the matches without comments, in their order. A match that merges into an
+// earlier one is not listed, and its options move to the earlier match.
 func (w *writer) order() []int {
 	order := make([]int, 0, len(w.form.exts))
 	for i := range w.exts {
@@ -136,7 +137,7 @@ func (w *writer) order() []int {
 }
 
 // mergesInto returns the earlier match that takes the options of match i, or -1. Only pure
-// matches may stand between the two.
+// matches may be between the two.
 func (w *writer) mergesInto(before []int, i int) int {
 	known := w.exts[i].known
 	if known == nil || !known.merges {
@@ -237,7 +238,7 @@ func (w *writer) extension(flag string, i int) {
 	}
 }
 
-// gather sets w.options to those of extension i; a known extension's are sorted.
+// gather sets w.options to the options of extension i; it sorts those of a known extension.
 func (w *writer) gather(i int) {
 	w.options = w.options[:0]
 	known := w.exts[i].known

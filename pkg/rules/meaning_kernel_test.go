@@ -15,7 +15,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// seed is what the random rules are drawn from; CANARYD_SEED gives another.
+// seed returns the seed of the random rules; CANARYD_SEED sets another.
 func seed(t *testing.T) uint64 {
 	t.Helper()
 	text := os.Getenv("CANARYD_SEED")
@@ -29,8 +29,8 @@ func seed(t *testing.T) uint64 {
 	return n
 }
 
-// What a program writes and what the kernel reports back mean the same, and
-// two rules mean the same exactly if the kernel reports the same text.
+// TestTheKernelAgreesOnMeaning: a program's rule and the rule that the kernel reports must mean
+// the same. Two rules must mean the same exactly if the kernel reports the same text.
 func TestTheKernelAgreesOnMeaning(t *testing.T) {
 	for _, backend := range []string{"nft", "legacy"} {
 		for family, prefix := range map[rules.Family]string{rules.IPv4: "iptables", rules.IPv6: "ip6tables"} {
@@ -91,8 +91,8 @@ func agree(t *testing.T, r *rand.Rand, tool string, f rules.Family, table rules.
 	printedBack(t, tool, f, table)
 }
 
-// printedBack renders what the table holds and loads it into empty tables: the
-// kernel must hold the same again, to the byte.
+// printedBack renders a table's content and loads it into empty tables. The kernel must hold
+// exactly the same bytes again.
 func printedBack(t *testing.T, tool string, f rules.Family, table rules.TableName) {
 	t.Helper()
 	save := func() rules.Section {
@@ -110,7 +110,7 @@ func printedBack(t *testing.T, tool string, f rules.Family, table rules.TableNam
 	}
 }
 
-// throughKernel writes rules into a chain and returns what is saved of it.
+// throughKernel writes rules into a chain and returns the saved rules.
 func throughKernel(t *testing.T, tool string, table rules.TableName, specs []string) []rules.Rule {
 	t.Helper()
 	var b strings.Builder

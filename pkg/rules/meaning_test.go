@@ -13,9 +13,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// Each line of a group means the same; no line of one group means the same as
-// a line of another. What the random rules of the kernel test leave out, and
-// what programs really write.
+// TestMeaning: the lines of a group mean the same, and lines of different groups never do. The
+// groups cover cases that the random rules of the kernel test omit, and real rules of programs.
 func TestMeaning(t *testing.T) {
 	groups := map[string][]string{
 		"kube-proxy's mark": {
@@ -161,7 +160,7 @@ func TestMeaning(t *testing.T) {
 	}
 }
 
-// stable checks what is true of every text.
+// stable checks properties that hold for every text.
 func stable(t *testing.T, spec string) {
 	t.Helper()
 	r := rules.Rule{Spec: spec}

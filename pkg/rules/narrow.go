@@ -2,9 +2,9 @@ package rules
 
 import "slices"
 
-// Narrow returns the part of a generation that is protected. A generation of an earlier run may
-// have more: its rules stand in the kernel and are not read any more, which must not pass for their
-// loss nor for their removal.
+// Narrow returns the protected part of a generation. A generation of an earlier run may have
+// more rules. They are still in the kernel, but canaryd no longer reads them; this must count
+// neither as their loss nor as their removal.
 func (p Protection) Narrow(g Generation) Generation {
 	narrowed := Generation{}
 	for id, s := range g {

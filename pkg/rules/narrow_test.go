@@ -8,8 +8,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestNarrow: a generation of kube-proxy's and Docker's rules, once Docker is not protected any
-// more. Docker's chains, jumps and MASQUERADE go, and so does the chain that only they lead to.
+// TestNarrow: a generation has rules of kube-proxy and Docker, and Docker is no longer
+// protected. Narrow must drop Docker's chains, jumps and MASQUERADE, and the chain that only
+// they lead to.
 func TestNarrow(t *testing.T) {
 	text := `*nat
 :POSTROUTING ACCEPT [0:0]
@@ -42,7 +43,7 @@ COMMIT
 	id := IPv4.Table(Nat)
 	got := kube.Narrow(Generation{}.With(id, extract(wide)))[id]
 	want := extract(kube)
-	want.Jumps[0].Anchor = Anchor{Position: Top} // it stood behind a jump, which is no neighbour
+	want.Jumps[0].Anchor = Anchor{Position: Top} // it was behind a jump, which is no neighbour
 	if d := cmp.Diff(want, got); d != "" {
 		t.Errorf("the narrow section (-read with the narrow protection +narrowed):\n%s", d)
 	}
@@ -51,8 +52,8 @@ COMMIT
 	}
 }
 
-// TestNarrowKeepsChainsThatAreLedTo: kube-proxy's chain KUBE-MARK-MASQ was protected, and now only
-// rules of CNI plugins are, which lead to it. Without it a replay could not write these.
+// TestNarrowKeepsChainsThatAreLedTo: kube-proxy's chain KUBE-MARK-MASQ was protected. Now only
+// rules of CNI plugins are, and they lead to it. Without it a replay could not write them.
 func TestNarrowKeepsChainsThatAreLedTo(t *testing.T) {
 	set, _, err := Parse(strings.NewReader(`*nat
 :PREROUTING ACCEPT [0:0]
@@ -78,7 +79,7 @@ COMMIT
 	id := IPv4.Table(Nat)
 	got := named("CNI-").Narrow(Generation{}.With(id, extract(named("CNI-", "KUBE-"))))[id]
 	want := extract(named("CNI-"))
-	want.Jumps[0].Anchor, got.Jumps[0].Anchor = Anchor{}, Anchor{} // the neighbour became a stranger's
+	want.Jumps[0].Anchor, got.Jumps[0].Anchor = Anchor{}, Anchor{} // now a foreign rule
 	if d := cmp.Diff(want, got); d != "" {
 		t.Errorf("the narrow section (-read with the narrow protection +narrowed):\n%s", d)
 	}

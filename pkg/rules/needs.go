@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// Needs are the objects outside of the tables that a rule depends on: the kernel refuses the rule
-// without them.
+// Needs are the objects outside of the tables that a rule depends on. Without them the kernel
+// refuses the rule.
 type Needs struct {
 	Sets     []string // ipsets, of the match "set" and the target SET
 	Accounts []string // counters of the match "nfacct"
@@ -18,8 +18,8 @@ var setOptions = []string{"--match-set", "--add-set", "--del-set", "--map-set"}
 
 const accountOption = "--nfacct-name"
 
-// Needs returns the objects that the rule depends on. It splits the text only of rules that may
-// name one. An opaque rule has the names of its ipsets next to its bytes.
+// Needs returns the objects that the rule depends on. It splits a text only if the text may
+// name an object. An opaque rule has the names of its ipsets next to its bytes.
 func (r Rule) Needs() Needs {
 	var n Needs
 	if strings.HasPrefix(r.Spec, opaqueStart) {
@@ -36,7 +36,7 @@ func (r Rule) Needs() Needs {
 	for i := 0; i+1 < len(words); i++ {
 		switch {
 		case slices.Contains(freeText, words[i]):
-			i++ // free text, whatever it says
+			i++ // free text may look like an option
 		case slices.Contains(setOptions, words[i]):
 			i++
 			n.Sets = append(n.Sets, words[i])
@@ -72,7 +72,7 @@ func (r Rule) WithoutAccount(name string) Rule {
 	return Rule{Spec: quoteAll(words), Target: r.Target}
 }
 
-// jumpOptions are the options that say where a rule goes.
+// jumpOptions are the options that name a rule's target.
 var jumpOptions = []string{"-j", "-g", "--jump", "--goto"}
 
 // WithTarget returns the rule with its target replaced by chain. It matches the same packets.
@@ -116,7 +116,7 @@ func (s Section) Needs() Needs {
 }
 
 // Without returns the section without the rules and jumps for which left returns true. Chains
-// stay, even without a rule.
+// remain, even without a rule.
 func (s Section) Without(left func(chain string, r Rule) bool) Section {
 	chains := s.Chains
 	for i, c := range s.Chains {

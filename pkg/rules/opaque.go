@@ -11,30 +11,31 @@ import (
 	"unicode/utf8"
 )
 
-// opaqueStart begins the Spec of an opaque rule; no text of iptables' begins with it.
+// opaqueStart begins the Spec of an opaque rule; no text of iptables begins with it.
 //
-// An opaque rule is in the kernel, but has no text that may be written back. On nft canaryd has no
-// words for it. On legacy iptables prints it over several lines, prints words that iptables-restore
-// would read as another rule, prints another rule in the same words, or does not understand it at
-// all. Its Spec names it by a digest, so that it can be compared and counted like any other rule.
-// Where the kernel's bytes of the rule are its own, the Spec has them too, and a replay writes
-// them. Without them a replay leaves the rule out and says why.
+// An opaque rule is in the kernel, but has no text that may be written back. On nft canaryd has
+// no words for it. On legacy iptables may print it over several lines, or in words that
+// iptables-restore reads as another rule. Or iptables prints another rule in the same words, or
+// does not understand this one. Its Spec names it by a digest, so that it can be compared and
+// counted like any other rule. If its bytes in the kernel are enough to make the rule again,
+// the Spec has them too, and a replay writes them. Without them a replay leaves the rule out
+// and says why.
 const opaqueStart = "# rule "
 
-// bytesStart begins, behind the digest, the bytes of an opaque rule, and setsStart, behind the
-// bytes, the names of its ipsets.
+// bytesStart begins the bytes of an opaque rule, behind the digest. setsStart begins the names
+// of its ipsets, behind the bytes.
 const (
 	bytesStart = "="
 	setsStart  = "@"
 )
 
-// MaxSpec is the longest text of a rule that iptables-restore reads. It cuts lines at 10,239
-// characters (buffer in iptables-restore.c, 1.8.9), of which "-A CHAIN " and the end of the line
-// need up to 64.
+// MaxSpec is the longest text of a rule that iptables-restore reads. iptables-restore cuts
+// lines at 10,239 characters (buffer in iptables-restore.c, 1.8.9). "-A CHAIN " and the end of
+// the line need up to 64 of them.
 const MaxSpec = 10239 - 64
 
-// OpaqueRule returns the opaque rule for these bytes. target is where the rule goes, as far as
-// that is known; reason says why it has no text.
+// OpaqueRule returns the opaque rule for these bytes. target is the rule's target, if it is
+// known. reason says why the rule has no text.
 func OpaqueRule(identity []byte, target, reason string) Rule {
 	return IdentityOf(identity).OpaqueRule(target, reason)
 }
@@ -55,15 +56,15 @@ func IdentityOf(parts ...[]byte) (id Identity) {
 // OpaqueRule returns the opaque rule with this Identity; see the function OpaqueRule.
 func (id Identity) OpaqueRule(target, reason string) Rule { return id.opaqueRule("", target, reason) }
 
-// OpaqueBytes returns the opaque rule of these bytes, which it holds: nf_tables' expressions, and
-// the user data, nil if the rule has none. See the function OpaqueRule.
+// OpaqueBytes returns the opaque rule that holds these bytes: nf_tables' expressions, and the
+// user data, nil if the rule has none. See the function OpaqueRule.
 func OpaqueBytes(expressions, userdata []byte, target, reason string) Rule {
 	return IdentityOf(expressions, userdata).opaqueRule(bytesStart+packBytes(expressions, userdata), target, reason)
 }
 
-// OpaqueSets is OpaqueBytes of a rule that names ipsets: its bytes have none of their numbers,
-// which the kernel gives to another set tomorrow, and sets are their names in the order of the
-// numbers' places. A place of no set has the name "".
+// OpaqueSets is OpaqueBytes for a rule that names ipsets. The kernel may later give an ipset's
+// number to another set, so the bytes have no numbers. sets has the names in the order of the
+// numbers' places, and "" for a place without a set.
 func OpaqueSets(expressions, userdata []byte, sets []string, target, reason string) Rule {
 	bytes := bytesStart + packBytes(expressions, userdata) + setsStart + base64.RawStdEncoding.EncodeToString(joinSets(sets))
 	return IdentityOfSets(expressions, userdata, sets).opaqueRule(bytes, target, reason)
@@ -74,7 +75,8 @@ func IdentityOfSets(expressions, userdata []byte, sets []string) Identity {
 	return IdentityOf(expressions, userdata, []byte(setsStart), joinSets(sets))
 }
 
-// joinSets returns names with a NUL behind each. A name has none: the kernel ends it there.
+// joinSets returns names with a NUL behind each. No name has a NUL, because the kernel ends it
+// there.
 func joinSets(sets []string) []byte {
 	var all []byte
 	for _, name := range sets {
@@ -112,8 +114,8 @@ func (r Rule) Opaque() (reason string, opaque bool) {
 	return reason, true
 }
 
-// IdentityText returns the digest that names an opaque rule. Opaque rules with the same digest are
-// the same rule, whatever the reason is why they have no text. It is false for any other rule.
+// IdentityText returns the digest that names an opaque rule. Opaque rules with the same digest
+// are the same rule, even if their reasons differ. It is false for any other rule.
 func (r Rule) IdentityText() (digest string, opaque bool) {
 	if !strings.HasPrefix(r.Spec, opaqueStart) {
 		return "", false
@@ -122,15 +124,15 @@ func (r Rule) IdentityText() (digest string, opaque bool) {
 	return rest[:min(len(rest), 2*len(Identity{}))], true
 }
 
-// decodedStart begins the reason of an opaque rule that was decoded in part, before its label, and
-// matchingStart that of a rule that does nothing but match and count.
+// decodedStart begins the reason of an opaque rule that canaryd decoded in part; the label
+// follows. matchingStart does so if the rule only matches and counts.
 const (
 	decodedStart  = "canaryd knows only its bytes, which say "
 	matchingStart = "canaryd knows only its bytes, which do nothing but match: "
 )
 
-// Decoded returns the reason of an opaque rule that has only this label. acts: it does more than
-// match and count.
+// Decoded returns the reason of an opaque rule that has only this label. acts says that the
+// rule does more than match and count.
 func Decoded(label string, acts bool) (reason string) {
 	if !acts {
 		return matchingStart + label
@@ -138,14 +140,14 @@ func Decoded(label string, acts bool) (reason string) {
 	return decodedStart + label
 }
 
-// Matches reports whether the rule is known to do nothing but match and count.
+// Matches reports whether the rule certainly does nothing but match and count.
 func (r Rule) Matches() bool {
 	reason, opaque := r.Opaque()
 	return r.Target == "" && (!opaque || strings.HasPrefix(reason, matchingStart))
 }
 
-// Readable returns the rule's text, or the label of an opaque rule: its words, as far as it has
-// any. It is false for an opaque rule without a label.
+// Readable returns the rule's text, or the label of an opaque rule: the words that canaryd
+// knows for it. It is false for an opaque rule without a label.
 func (r Rule) Readable() (text string, ok bool) {
 	reason, opaque := r.Opaque()
 	if !opaque {
@@ -157,8 +159,8 @@ func (r Rule) Readable() (text string, ok bool) {
 	return strings.CutPrefix(reason, decodedStart)
 }
 
-// Label returns the rule as people read it: its text, or that of its label, or the Spec of an
-// opaque rule without its bytes.
+// Label returns the rule as people read it: its text or label, or the Spec of an opaque rule
+// without its bytes.
 func (r Rule) Label() string {
 	if text, ok := r.Readable(); ok {
 		return text
@@ -173,8 +175,9 @@ func (r Rule) Label() string {
 	return r.Spec[:at]
 }
 
-// Bytes returns the bytes of an opaque rule as OpaqueBytes or OpaqueSets took them; false if the
-// rule has none, or if they are not those that its digest names. sets is nil without ipsets.
+// Bytes returns the bytes of an opaque rule in the form of the arguments of OpaqueBytes and
+// OpaqueSets. It is false if the rule has no bytes, or if its digest does not match them. sets
+// is nil without ipsets.
 func (r Rule) Bytes() (expressions, userdata []byte, sets []string, ok bool) {
 	packed, names, digest := r.packed()
 	if packed == nil {
@@ -192,8 +195,8 @@ func (r Rule) Bytes() (expressions, userdata []byte, sets []string, ok bool) {
 	return expressions, userdata, sets, true
 }
 
-// HasBytes reports whether the rule is opaque and holds its bytes: where the kernel takes bytes, it
-// can be written all the same.
+// HasBytes reports whether the rule is opaque and holds its bytes. Where the kernel accepts
+// bytes, such a rule can be written without a text.
 func (r Rule) HasBytes() bool {
 	packed, _, _ := r.packed()
 	return packed != nil
@@ -209,8 +212,8 @@ func (r Rule) setNames() []string {
 	return slices.DeleteFunc(sets, func(name string) bool { return name == "" })
 }
 
-// packed returns the packed bytes of an opaque rule and the names of its ipsets, nil for what it
-// does not have, and its digest.
+// packed returns the packed bytes of an opaque rule, the names of its ipsets, each nil if it
+// has none, and its digest.
 func (r Rule) packed() (packed, names *string, digest string) {
 	digest, opaque := r.IdentityText()
 	if !opaque {
@@ -229,7 +232,7 @@ func (r Rule) packed() (packed, names *string, digest string) {
 	return &text, names, digest
 }
 
-// splitSets reads what joinSets wrote, as base64.
+// splitSets reads the output of joinSets, as base64.
 func splitSets(text string) (sets []string, ok bool) {
 	joined, err := base64.RawStdEncoding.DecodeString(text)
 	if err != nil || len(joined) == 0 || len(joined) > maxBytes || joined[len(joined)-1] != 0 {
@@ -238,11 +241,12 @@ func splitSets(text string) (sets []string, ok bool) {
 	return strings.Split(string(joined[:len(joined)-1]), "\x00"), true
 }
 
-// maxBytes bounds the bytes of a rule. An attribute of netlink, which holds the expressions, and an
-// entry of x_tables count their bytes by 16 bits; user data have up to 256 bytes.
+// maxBytes bounds the bytes of a rule. An attribute of netlink, which holds the expressions,
+// has a length of 16 bits, as an entry of x_tables has. User data have up to 256 bytes.
 const maxBytes = 64<<10 + 512
 
-// packBytes returns the bytes of a rule as text. Most bytes are zero: a run of zeros takes two.
+// packBytes returns the bytes of a rule as text. Most bytes are zero: a run of zeros takes two
+// bytes.
 func packBytes(expressions, userdata []byte) string {
 	plain := append(binary.AppendUvarint(nil, uint64(len(expressions))), expressions...)
 	if userdata != nil {
@@ -262,7 +266,7 @@ func packBytes(expressions, userdata []byte) string {
 	return base64.RawStdEncoding.EncodeToString(packed)
 }
 
-// unpackBytes reads what packBytes wrote.
+// unpackBytes reads the output of packBytes.
 func unpackBytes(text string) (expressions, userdata []byte, ok bool) {
 	packed, err := base64.RawStdEncoding.DecodeString(text)
 	if err != nil {
@@ -302,7 +306,7 @@ func whyNotWritable(spec string, words []string, understood bool) string {
 	case understood:
 		return ""
 	}
-	// iptables prints this without quotes. In a comment the same words would be one word.
+	// iptables prints these words without quotes. In a comment they would be a single word.
 	for i := 0; i+1 < len(words); i++ {
 		if words[i] == "[unsupported" && words[i+1] == "revision]" {
 			return "it has a match that this iptables cannot print"

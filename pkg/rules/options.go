@@ -6,9 +6,9 @@ import (
 	"strings"
 )
 
-// This file reads a rule's words as getopt_long does, to find words that iptables would take for
-// options of its own. If an interface is named "a -h", iptables prints "-i a -h" without quotes,
-// and iptables-restore then prints its help. "-M PROGRAM" makes it execute the program.
+// This file reads a rule's words as getopt_long does, to find words that iptables would take
+// for its own options. If an interface is named "a -h", iptables prints "-i a -h" without
+// quotes, and iptables-restore then prints its help. "-M PROGRAM" makes it execute the program.
 
 // programOptions are the long options of the program that are not part of a rule (iptables.c of
 // 1.8.9).
@@ -24,9 +24,9 @@ var longBase = []string{
 	"match", "jump", "goto", "set-counters",
 }
 
-// readOptions goes through the words option by option, and returns why iptables would read them as
-// something else than a rule, or "". It calls base with each option that belongs to no extension
-// and its value; base may return a reason to refuse it. A nil base refuses none.
+// readOptions reads the words option by option. It returns why iptables would not read them as
+// a rule, or "". It calls base with each option that belongs to no extension and its value;
+// base may return a reason to refuse it. A nil base refuses none.
 func readOptions(words []string, base func(option, value string) string) string {
 	var exts roomForExtensions
 	var opts roomForOptions
@@ -47,7 +47,8 @@ func readOptions(words []string, base func(option, value string) string) string 
 		if n == 0 || n == 1 && !owned {
 			n = f.skip(words[i:])
 		}
-		// getopt takes the first value whatever it is; the extension takes the second one.
+		// getopt accepts any word as the first value. The extension reads the second value
+		// itself.
 		if n == 3 && strings.HasPrefix(words[i+2], "-") {
 			return fmt.Sprintf("%q is in the place of the second value of %s", words[i+2], word)
 		}
@@ -61,8 +62,8 @@ func readOptions(words []string, base func(option, value string) string) string 
 	return ""
 }
 
-// understood reports whether a form that was read has known extensions only, and no value that
-// looks like an option.
+// understood reports whether all extensions of a form are known, and no second value of an
+// option looks like an option.
 func (f *form) understood() bool {
 	for i := range f.exts {
 		if f.exts[i].known == nil && !f.exts[i].bare {
@@ -77,7 +78,7 @@ func (f *form) understood() bool {
 	return true
 }
 
-// skip returns how many words an option takes that form.option cannot read.
+// skip returns the number of words of an option that form.option cannot read.
 func (f *form) skip(words []string) int {
 	short := baseOptions[words[0]]
 	if len(words) > 1 && (short != "" && short != "-f" || slices.Contains(freeText, words[0]) || slices.Contains(hostOptions, words[0])) {
@@ -86,8 +87,8 @@ func (f *form) skip(words []string) int {
 	return 1
 }
 
-// ambiguous are the options, with their extensions, that are in full the beginning of an option of
-// the program or of a rule, and that extensions without a vocabulary have. No other extension of
+// ambiguous maps options of extensions without a vocabulary to these extensions. Each option is
+// in full the beginning of an option of the program or of a rule. No other extension of
 // iptables 1.8.7 to 1.8.13 has any.
 var ambiguous = map[string]string{"--pol": "policy", "--set": "connlabel", "--new": "CLUSTERIP"}
 
@@ -109,8 +110,7 @@ func (f *form) owns(word string) bool {
 	return false
 }
 
-// misread returns why getopt takes a word for something else than a complete option of a rule, or
-// "".
+// misread returns why getopt does not take a word for a complete option of a rule, or "".
 func (f *form) misread(word string) string {
 	if baseOptions[word] != "" {
 		return ""

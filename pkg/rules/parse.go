@@ -9,10 +9,10 @@ import (
 	"strings"
 )
 
-// A ParseError says which text is wrong, and why.
+// A ParseError names the wrong text, and says why it is wrong.
 type ParseError struct {
 	Line   int    // 1 for the first line; 0 where there are no lines
-	Text   string // empty where it is not to be shown
+	Text   string // empty where it must not be shown
 	Reason string
 }
 
@@ -32,24 +32,25 @@ func (e *ParseError) Error() string {
 }
 
 // maxLine is the longest line of a save file that is kept whole. A rule on a longer line is
-// opaque, as are much shorter ones: see MaxSpec.
+// opaque; so are much shorter rules: see MaxSpec.
 const maxLine = 64 << 10
 
 // Parse reads the output of iptables-save, for one family.
 //
-// A table that iptables could not print ("is incompatible, use 'nft' tool") is not in set, but in
-// unreadable with the reason: it is unknown, not empty. A line that is no part of the format is a
-// *ParseError, and Parse returns nothing else: a rule may have been printed over several lines,
-// and then no line behind it is certain. A rule on one line whose text may not be written back is
-// opaque.
+// A table that iptables could not print ("is incompatible, use 'nft' tool") is not in set. It
+// is in unreadable with the reason, because it is unknown, not empty. A line that does not
+// follow the format is a *ParseError, and Parse returns nothing else. A rule may have been
+// printed over several lines, and then no later line is certain. A rule on one line whose text
+// may not be written back is opaque.
 func Parse(r io.Reader) (set Ruleset, unreadable map[TableName]error, err error) {
 	return ParseSome(r, func(TableName) *Table { return nil }, nil)
 }
 
-// ParseSome is Parse for a text of which much was parsed before, and with a limit.
+// ParseSome is Parse with a limit, for a text that was largely parsed before.
 //
-// known returns what a table held before, or nil. A chain with the same text gets the rules of the
-// known table itself: they cost no memory, and comparing the two compares pointers.
+// known returns the table of the earlier parse, or nil. A chain with the same text gets the
+// rules of the known table itself: they need no memory, and a comparison only compares
+// pointers.
 //
 // ParseSome calls skip with the length of each rule's line. Where skip returns true, the chain is
 // left out (see LeftOut). A nil skip skips none.
@@ -81,8 +82,8 @@ func ParseSome(r io.Reader, known func(TableName) *Table, skip func(t TableName,
 	return p.set, p.unreadable, nil
 }
 
-// A lineReader cuts a text into lines. Of a line longer than maxLine it returns the beginning,
-// which is still too long for a rule that may be written back.
+// A lineReader cuts a text into lines. If a line is longer than maxLine, it returns the
+// beginning, which is still too long for a rule that may be written back.
 type lineReader struct {
 	in     *bufio.Reader
 	number int // of the last line
@@ -114,10 +115,10 @@ type parser struct {
 	unreadable map[TableName]error
 	lookUp     func(TableName) *Table
 	table      *Table
-	known      *Table // what table held before, or nil
+	known      *Table // the earlier content of table, or nil
 
-	// The chain of the last rule, and its rules in the known table; nil if
-	// the next rule may be of another one.
+	// The chain of the last rule, and its rules in the known table. nil if the next rule may be
+	// in another chain.
 	chain  *Chain
 	before []Rule
 
@@ -182,7 +183,7 @@ func (p *parser) sharesRule(line []byte) bool {
 	return true
 }
 
-// line reads a line, or returns why it is no part of the format.
+// line reads a line, or returns why it does not follow the format.
 func (p *parser) line(text string) (reason string) {
 	switch {
 	case p.table == nil && strings.TrimSpace(text) == "":
@@ -218,7 +219,7 @@ func (p *parser) line(text string) (reason string) {
 	return ""
 }
 
-// comment records a table that iptables-nft-save says it cannot print:
+// comment records a table that iptables-nft-save cannot print:
 //
 //	# Table `nat' is incompatible, use 'nft' tool.
 func (p *parser) comment(text string) {
@@ -245,8 +246,8 @@ func (p *parser) declaration(text string) (reason string) {
 	return ""
 }
 
-// withoutCounters returns a rule's line without the counters that iptables-save -c prints first, or
-// why it cannot.
+// withoutCounters returns a rule's line without the counters that iptables-save -c prints
+// first, or why it cannot remove them.
 func withoutCounters(line string) (rule, reason string) {
 	if !strings.HasPrefix(line, "[") {
 		return line, ""
@@ -276,7 +277,7 @@ func (p *parser) rule(text string) (reason string) {
 	return ""
 }
 
-// ParseRule reads one rule's text: what stands behind "-A CHAIN ". A rule whose text may not be
+// ParseRule reads a rule's text: the part behind "-A CHAIN ". A rule whose text may not be
 // written back is opaque. The error is a *ParseError.
 func ParseRule(spec string) (Rule, error) {
 	if strings.HasPrefix(spec, opaqueStart) {
@@ -299,9 +300,9 @@ func ParseRule(spec string) (Rule, error) {
 	return Rule{Spec: spec, Target: goes}, nil
 }
 
-// PrintedRule reads the text of a rule that iptables printed. A text that ParseRule refuses gives
-// an opaque rule. Up to iptables 1.8.7 a space stands behind some matches, also where the rule ends
-// with them.
+// PrintedRule reads the text of a rule that iptables printed. If ParseRule refuses the text,
+// PrintedRule returns an opaque rule. Up to iptables 1.8.7 iptables prints a space behind some
+// matches, even at the end of a rule.
 func PrintedRule(spec string) Rule {
 	spec = strings.TrimRight(spec, " ")
 	rule, err := ParseRule(spec)
@@ -319,8 +320,8 @@ func reasonOf(err error) string {
 	return err.Error()
 }
 
-// target returns what a rule jumps to. understood says that each word is a known option of a rule
-// or its value.
+// target returns the target of a rule. understood says that each word is a known option of a
+// rule or its value.
 func target(words []string) (name string, understood bool) {
 	var exts roomForExtensions
 	var opts roomForOptions

@@ -62,7 +62,7 @@ func TestWhatIsTheSameTextIsTheSameRules(t *testing.T) {
 	}
 }
 
-// FuzzParseSome: what is read does not depend on what was known.
+// FuzzParseSome: the result must not depend on the known tables.
 func FuzzParseSome(f *testing.F) {
 	const text = "*nat\n:A - [0:0]\n:B - [0:0]\n-A A -j B\n-A A\n-A B -j RETURN\nCOMMIT\n"
 	f.Add(text, text)

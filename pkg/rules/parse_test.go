@@ -34,8 +34,8 @@ func testdata(t testing.TB, name string) string {
 	return string(text)
 }
 
-// exactly compares field by field: cmp would ask the Equal methods of Rule and
-// Section, which look at no target, policy or dependency.
+// exactly compares field by field. cmp would call the Equal methods of Rule and Section, which
+// ignore target, policy and dependencies.
 var exactly = cmp.Options{
 	cmpopts.IgnoreUnexported(rules.Table{}),
 	cmp.Transformer("Rule", func(r rules.Rule) plainRule { return plainRule(r) }),
@@ -93,7 +93,8 @@ COMMIT
 	}
 }
 
-// The files were saved by iptables 1.8.9 from the same rules in two namespaces.
+// TestParseReadsTheSameFromBothBackends: iptables 1.8.9 saved the files from the same rules in
+// two namespaces.
 func TestParseReadsTheSameFromBothBackends(t *testing.T) {
 	for _, what := range []string{"node", "quotes"} {
 		nft, legacy := parse(t, testdata(t, what+".nft.save")), parse(t, testdata(t, what+".legacy.save"))
@@ -145,7 +146,7 @@ func TestParseRuleFindsTheTargetAndNotFreeText(t *testing.T) {
 	}
 }
 
-// Measured: iptables-nft-save prints nothing else of such a table.
+// Measured: iptables-nft-save prints nothing else for such a table.
 func TestParseATableThatIptablesCannotPrintIsUnreadableNotEmpty(t *testing.T) {
 	set, unreadable, err := rules.Parse(strings.NewReader("# Table `nat' is incompatible, use 'nft' tool.\n" +
 		"*filter\n:INPUT ACCEPT [0:0]\nCOMMIT\n# Table `raw' is something else.\n"))
@@ -198,7 +199,8 @@ func TestParseRefusesWhatIsNoSaveFile(t *testing.T) {
 	}
 }
 
-// A rule whose text may not be written back costs itself and nothing else.
+// TestParseMakesOddRulesOpaque: a rule whose text may not be written back is opaque; all other
+// rules are read normally.
 func TestParseMakesOddRulesOpaque(t *testing.T) {
 	long := func(n int) string { return "-m comment --comment " + strings.Repeat("x", n) }
 	for _, test := range []struct{ name, spec, reason, target string }{
@@ -237,11 +239,12 @@ func TestParseMakesOddRulesOpaque(t *testing.T) {
 	}
 }
 
-// Text that an extension prints in quotes is its value, whatever it says.
+// TestParseTakesTextForText: a text that an extension prints in quotes is its value, even if it
+// looks like an option.
 func TestParseTakesTextForText(t *testing.T) {
 	for _, spec := range []string{
 		`-m comment --comment "-h" -j A`, `-m comment --comment "a -M x" -j A`, "-m comment --comment --help -j A", "-i -h -j A",
-		// Options in full, of which the beginnings of others are spelled the same.
+		// Complete options that are also the beginnings of other options.
 		`-m connlabel --label "41" --set -j A`, "-m policy --dir in --pol ipsec --strict --reqid 1 --proto esp -j A",
 		"-m recent --set --name x --rsource -j A", "-j CLUSTERIP --new --hashmode sourceip --clustermac 01:00:5E:00:00:20",
 		`-j LOG --log-prefix "-F "`, `-m string --string "-t nat" --algo bm --to 65535 -j A`, "-m recent --rcheck --name -h --rsource",
@@ -252,7 +255,8 @@ func TestParseTakesTextForText(t *testing.T) {
 	}
 }
 
-// A caller that keeps its errors in a variable of type error sees none where there is none.
+// TestParseRuleHasNoErrorThatIsNil: a caller may keep the result in a variable of type error.
+// Without an error it must be nil.
 func TestParseRuleHasNoErrorThatIsNil(t *testing.T) {
 	var err error
 	if _, err = rules.ParseRule("-j ACCEPT"); err != nil {

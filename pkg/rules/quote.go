@@ -4,9 +4,9 @@ import "strings"
 
 // Split cuts a line of iptables-save into its words.
 //
-// The quoting is iptables' own (xtables' add_param_to_argv), not a shell's:
-// only the double quote quotes, a backslash escapes inside quotes, and every
-// other character stands for itself.
+// The quoting is iptables' own (xtables' add_param_to_argv), not a shell's. Only the double
+// quote quotes, a backslash escapes inside quotes, and every other character has no special
+// meaning.
 func Split(line string) ([]string, error) {
 	var words []string
 	for i := 0; i < len(line); {
@@ -27,7 +27,7 @@ func Split(line string) ([]string, error) {
 	return words, nil
 }
 
-// splitWord returns the first word of text, and how many bytes its spelling takes: 0 if a quote
+// splitWord returns the first word of text, and the number of its bytes in text; 0 if a quote
 // is not closed.
 func splitWord(text string) (word string, length int) {
 	end := strings.IndexAny(text, " \t\"")
@@ -38,7 +38,7 @@ func splitWord(text string) (word string, length int) {
 		return text[:end], end
 	}
 	if end == 0 {
-		// Most quoted words hold no escape and end with the quote.
+		// Most quoted words have no escape and end with the quote.
 		if n := strings.IndexAny(text[1:], `"\\`) + 1; n > 0 && text[n] == '"' && (n+1 == len(text) || text[n+1] == ' ') {
 			return text[1:n], n + 1
 		}

@@ -9,9 +9,9 @@ import (
 // Render returns one family's part of a generation as input for iptables-restore, to be loaded
 // into empty tables.
 //
-// It does not declare built-in chains, so that no policy is set, nor chains that are left out:
-// that would empty them. Rules that cannot be loaded are written as comments: opaque ones, and
-// those that jump to another owner's chain.
+// It declares no built-in chains, so that it sets no policy, and no chains that are left out,
+// because that would empty them. It writes rules that cannot be loaded as comments: opaque
+// rules, and rules that jump to another owner's chain.
 func Render(g Generation, f Family) string {
 	var b strings.Builder
 	for _, t := range AllTables() {

@@ -19,9 +19,9 @@
 // by many goroutines at a time. A [Baseline] and [Translations] remember results: each is for one
 // goroutine at a time.
 //
-// A text that does not follow the format is a [*ParseError]. A rule whose text may not be written
-// back unchanged is not an error, but opaque: it keeps its place and is compared, and [Render]
-// leaves it out.
+// A text that does not follow the format is a [*ParseError]. A rule whose text may not be
+// written back unchanged is opaque, which is no error. It keeps its place in the chain and is
+// compared, and [Render] leaves it out.
 package rules
 
 import (
@@ -33,7 +33,7 @@ import (
 // A Family is a family of tables. iptables has tables in IPv4 and IPv6.
 type Family = tableid.Family
 
-// The IP families, in the order in which every loop goes through them.
+// The IP families. Every loop over the families uses this order.
 const (
 	IPv4 = tableid.IPv4
 	IPv6 = tableid.IPv6
@@ -45,7 +45,7 @@ func Families() []Family { return []Family{IPv4, IPv6} }
 // A TableID names a table of a family.
 type TableID = tableid.TableID
 
-// A TableName names one of the five tables that iptables knows.
+// A TableName names any of iptables' five tables.
 type TableName = string
 
 // The tables of iptables.
@@ -69,7 +69,7 @@ var builtin = map[TableName][]string{
 	Security: {"INPUT", "FORWARD", "OUTPUT"},
 }
 
-// Builtin reports whether chain is one of table's built-in chains.
+// Builtin reports whether table has a built-in chain of that name.
 func Builtin(table TableName, chain string) bool {
 	return slices.Contains(builtin[table], chain)
 }
@@ -85,8 +85,8 @@ func BuiltinChains(table TableName) []string { return slices.Clone(builtin[table
 type Rule struct {
 	// Spec is the rule's text in iptables' own quoting.
 	Spec string
-	// Target is what -j or -g names: an extension, a verdict or a chain;
-	// empty for a rule that only counts.
+	// Target is the operand of -j or -g: an extension, a verdict or a chain. It is empty for a
+	// rule that only counts.
 	Target string
 }
 

@@ -9,7 +9,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// With leaves the table that it copies as it was.
+// TestTableWith: With must not change the table that it copies.
 func TestTableWith(t *testing.T) {
 	accept, drop := []rules.Rule{{Spec: "-j ACCEPT", Target: "ACCEPT"}}, []rules.Rule{{Spec: "-j DROP", Target: "DROP"}}
 	chains := []rules.Chain{{Name: "INPUT", Policy: "ACCEPT"}, {Name: "A", Rules: accept}, {Name: "B", Rules: accept}}

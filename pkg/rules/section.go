@@ -2,8 +2,8 @@ package rules
 
 import "slices"
 
-// Split divides a section in two: own has the claimed chains and the jumps into them, rest has
-// everything else.
+// Split divides a section in two: own has the claimed chains and the jumps into them, and rest
+// has the remaining ones.
 func (s Section) Split(claimed func(chain string) bool) (own, rest Section) {
 	if claimed == nil {
 		return Section{}, s
@@ -43,7 +43,7 @@ func (s Section) Join(second Section) Section {
 	}
 	slices.Sort(joined.DependsOn)
 	joined.DependsOn = slices.Compact(joined.DependsOn)
-	// One part may have the chains that the other depends on.
+	// One part may have chains that the other part depends on.
 	has := make(map[string]bool, len(joined.Chains))
 	for _, c := range joined.Chains {
 		has[c.Name] = !c.LeftOut()

@@ -17,7 +17,7 @@ func jump(chain, spec string, p rules.Position) rules.Jump {
 	return rules.Jump{Chain: chain, Rule: r(spec), Anchor: rules.Anchor{Position: p}}
 }
 
-// mixed is a section of two owners, theirs and ours interleaved.
+// mixed is a section of two owners with interleaved chains and jumps.
 func mixed() rules.Section {
 	return rules.Section{
 		Chains: []rules.Chain{
@@ -68,8 +68,8 @@ func TestSplitPartsChainsAndJumpsAndKeepsTheirOrder(t *testing.T) {
 			if d := cmp.Diff(mixed(), s); d != "" {
 				t.Errorf("the section itself was changed:\n%s", d)
 			}
-			// Together they mean what they meant before: no rule more or less,
-			// and jumps of each owner in their order.
+			// Together they must have the same meaning as before: the same rules, and each
+			// owner's jumps in their order.
 			joined := own.Join(rest)
 			if joined.RuleCount() != s.RuleCount() || len(joined.Chains) != len(s.Chains) {
 				t.Errorf("%d rules in %d chains, want %d in %d", joined.RuleCount(), len(joined.Chains), s.RuleCount(), len(s.Chains))

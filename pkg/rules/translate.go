@@ -19,24 +19,24 @@ type Flow struct {
 	Source, Destination netip.AddrPort
 }
 
-// A Site answers what rules ask about a node's addresses.
+// A Site knows a node's addresses and interfaces.
 type Site interface {
-	// Local reports whether an address is one of the node's own.
+	// Local reports whether the node has the address itself.
 	Local(netip.Addr) bool
-	// Beyond reports whether packets from an address may come in by an interface.
+	// Beyond reports whether packets from an address may arrive through an interface.
 	Beyond(iface string, a netip.Addr) bool
 }
 
-// Translations says what a family's nat rules do to flows: which they send to another
-// destination, and which of those they masquerade.
+// Translations computes which flows a family's nat rules send to another destination, and which
+// of these flows they masquerade.
 //
-// It knows less than the kernel, but what it reports is certain. Each question takes the first
-// packet of a flow through the rules. Some matches cannot be answered from addresses and ports: a
-// probability, an interface, a mark that other rules may have set. A rule with such a match may
-// match or not, and both ways are followed.
+// It knows less than the kernel, but its positive answers are certain. Each method takes the
+// first packet of a flow through the rules. Some matches cannot be answered from addresses and
+// ports: a probability, an interface, a mark that other rules may have set. A rule with such a
+// match may match or not, and the walk follows both ways.
 //
-// It reads a rule when a flow first comes to it. Of the 40,000 rules of 5,000 services, these are
-// the few of the services in question. It is not safe for concurrent use.
+// It reads a rule when the first flow reaches it. Of the 40,000 rules of 5,000 services, it
+// reads only the few for the services in question. It is not safe for concurrent use.
 type Translations struct {
 	site   Site
 	jumps  map[string]*natChain // the jumps and other rules in built-in chains
@@ -44,15 +44,15 @@ type Translations struct {
 	steps  int // rules evaluated so far
 }
 
-// Bounds on what unusual rules may cost. Those of real nodes stay far below.
+// Bounds for unusual rules. The rules of real nodes stay far below.
 const (
 	maxDepth = 16 // jumps in a row
-	// maxSteps is how many rules are evaluated for all flows together. A flow to a service
-	// takes about 20, any other flow 5.
+	// maxSteps is the number of rules that are evaluated for all flows together. A flow to a
+	// service takes about 20, any other flow 5.
 	maxSteps = 10000000
 )
 
-// Translations returns what the family's nat rules do on a node.
+// Translations returns the translations by the family's nat rules on a node.
 func (g Generation) Translations(f Family, site Site) *Translations {
 	s := g[f.Table(Nat)]
 	t := &Translations{site: site, jumps: map[string]*natChain{}, chains: make(map[string]*natChain, len(s.Chains))}
@@ -85,8 +85,7 @@ func isTranslation(r Rule) bool {
 // Empty reports whether the rules translate no flow: no jump can lead to a DNAT.
 func (t *Translations) Empty() bool { return t.jumps["PREROUTING"] == nil && t.jumps["OUTPUT"] == nil }
 
-// Translates reports whether the rules certainly send flow to another destination than it asked
-// for.
+// Translates reports whether the rules certainly send flow to a destination other than its own.
 func (t *Translations) Translates(flow Flow) bool {
 	w := t.through(t.entry(flow), flow, nfmark{})
 	elsewhere := func(s reachedDNAT) bool {
@@ -96,11 +95,12 @@ func (t *Translations) Translates(flow Flow) bool {
 	return !w.escapes && len(w.dnats) > 0 && !slices.ContainsFunc(w.dnats, func(s reachedDNAT) bool { return !elsewhere(s) })
 }
 
-// Masquerades reports whether the rules certainly masquerade flow once they have sent it to
-// backend: on each way through them that leads there.
+// Masquerades reports whether the rules certainly masquerade flow after they have sent it to
+// backend, on each way through the rules that leads there.
 //
-// A flow of the node's own is uncertain, because the address that it would get may be the one
-// that it has. A loopback address is the exception: no masquerade gives one.
+// A flow of the node's own is uncertain, because it may already have the address that a
+// masquerade would give it. A loopback address is the exception: no masquerade gives a loopback
+// address.
 func (t *Translations) Masquerades(flow Flow, backend netip.AddrPort) bool {
 	if from := flow.Source.Addr(); t.site.Local(from) && !from.IsLoopback() {
 		return false
@@ -129,8 +129,8 @@ func (t *Translations) entry(flow Flow) string {
 	return "PREROUTING"
 }
 
-// A reachedDNAT is a DNAT that a flow may come to, and its mark there. Port 0 keeps the flow's
-// port; without an address the destination is unknown.
+// A reachedDNAT is a DNAT that a flow may reach, and the flow's mark there. Port 0 keeps the
+// flow's port; without an address the destination is unknown.
 type reachedDNAT struct {
 	to   netip.AddrPort
 	mark nfmark
@@ -141,14 +141,14 @@ func (s reachedDNAT) mayLeadTo(backend netip.AddrPort, flow Flow) bool {
 	return !s.to.Addr().IsValid() || s.to.Addr() == backend.Addr() && port == backend.Port()
 }
 
-// A walk takes one flow through the chains of one of netfilter's hooks in nat.
+// A walk takes one flow through the chains of a netfilter hook in nat.
 type walk struct {
 	*Translations
 	hook string
 	flow Flow
-	// dnats are the DNATs that the flow may come to.
+	// dnats are the DNATs that the flow may reach.
 	dnats []reachedDNAT
-	// masquerades says that the flow may come to a MASQUERADE.
+	// masquerades says that the flow may reach a MASQUERADE.
 	masquerades bool
 	// escapes says that the flow may leave the hook without any of these.
 	escapes bool
@@ -166,13 +166,13 @@ func (t *Translations) through(hook string, flow Flow, m nfmark) *walk {
 	return w
 }
 
-// A course is what is known of the flow at one place: whether it may come there, and its mark.
+// A course describes the flow at a place: whether it may reach the place, and its mark there.
 type course struct {
 	nfmark
 	reached bool
 }
 
-// join returns the course behind two that lead to one place.
+// join returns the course of a flow that may arrive by either of two courses.
 func (c course) join(other course) course {
 	switch {
 	case !other.reached:
@@ -183,7 +183,7 @@ func (c course) join(other course) course {
 	return course{c.either(other.nfmark), true}
 }
 
-// chain takes the flow through one chain, and returns how it leaves the chain at its end.
+// chain takes the flow through one chain, and returns its course when it leaves the chain.
 func (w *walk) chain(c *natChain, at course, depth int) (back course) {
 	if depth > maxDepth {
 		w.unclear = true
@@ -218,8 +218,9 @@ func (w *walk) chain(c *natChain, at course, depth int) (back course) {
 	return back.join(at)
 }
 
-// target does what a rule does to a packet that matches. It returns how the packet comes to the
-// next rule of the chain, or, if returns is true, how it leaves the chain.
+// target applies a rule to a packet that matches. It returns the packet's course at the next
+// rule of the chain. If returns is true, it is the course with which the packet leaves the
+// chain.
 func (w *walk) target(rule *natRule, at course, depth int) (after course, returns bool) {
 	switch rule.target {
 	case "", "LOG", "NFLOG", "ULOG", "AUDIT", "SET":
@@ -242,7 +243,7 @@ func (w *walk) target(rule *natRule, at course, depth int) (after course, return
 	}
 	next, known := w.chains[rule.target]
 	switch {
-	case !known: // another owner's chain: what it does is unknown
+	case !known: // another owner's chain, with unknown rules
 		w.escapes = true
 		return course{reached: true}, false
 	case next.open: // a loop, which the kernel refuses

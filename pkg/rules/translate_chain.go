@@ -6,19 +6,19 @@ import (
 	"strings"
 )
 
-// A natChain is a chain whose rules are read when a flow first comes to them.
+// A natChain is a chain of nat. A rule is read when the first flow reaches it.
 type natChain struct {
 	text []Rule
 	read []*natRule
 	open bool // the walk is inside it
-	// The places of rules that only flows to one address can match, of those that only flows to
-	// a few ports can match, and of all others. nil until a flow comes.
+	// The places of rules for a single destination address, of rules for a few destination
+	// ports, and of all others. They are nil until the first flow.
 	toAddress map[netip.Addr][]int32
 	toPort    map[uint16][]int32
 	others    []int32
 }
 
-// fewPorts is how many ports a rule may name to be listed under each of them.
+// fewPorts is the greatest number of ports of a rule that is listed under each of them.
 const fewPorts = 64
 
 // A cursor iterates in order over the rules of a chain that a flow may match.
@@ -57,7 +57,7 @@ func (c *natChain) rule(i int32) *natRule {
 	return c.read[i]
 }
 
-// indexRules lists the rules by the destination that they ask for.
+// indexRules lists the rules by the destination that they test.
 func (c *natChain) indexRules() {
 	c.read = make([]*natRule, len(c.text))
 	for i := range c.text {
@@ -88,9 +88,9 @@ func (c *natChain) indexRules() {
 	}
 }
 
-// firstDestination returns the one address that a rule is for, if its text begins with it, as
-// iptables-save prints it. It reads no more of the rule: on most nodes, most rules are those of
-// KUBE-SERVICES for services that no flow asks for.
+// firstDestination returns the single address that a rule tests, if its text begins with it, as
+// in the output of iptables-save. It does not read the rest of the rule. On most nodes, most
+// rules are in KUBE-SERVICES, for services that no flow uses.
 func firstDestination(spec string) (netip.Addr, bool) {
 	rest, ok := strings.CutPrefix(spec, "-d ")
 	if !ok {
@@ -101,7 +101,7 @@ func firstDestination(spec string) (netip.Addr, bool) {
 	return p.Addr(), err == nil && p.IsSingleIP()
 }
 
-// destination returns the one address that the rule is for, or else the few ports.
+// destination returns the single address that the rule tests, or else the few ports.
 func (n *natRule) destination() (netip.Addr, []portSpan) {
 	var ports []portSpan
 	for _, t := range n.tests {

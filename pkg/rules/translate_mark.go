@@ -1,10 +1,10 @@
 package rules
 
-// An nfmark is what is known of a packet's mark: which bits are known, and their values.
+// An nfmark is the known part of a packet's mark: the known bits, and their values.
 type nfmark struct{ known, value uint32 }
 
-// A marking is what the target MARK does: it clears the bits of mask and flips those of value
-// (struct xt_mark_tginfo2; mark_tg in net/netfilter/xt_mark.c).
+// A marking is the effect of the target MARK. It clears the bits of mask and flips the bits of
+// value (struct xt_mark_tginfo2; mark_tg in net/netfilter/xt_mark.c).
 type marking struct {
 	value, mask uint32
 	// unread says that the option could not be read: the mark is unknown afterwards.
@@ -19,7 +19,7 @@ func (m nfmark) set(to marking) nfmark {
 	return nfmark{known, (m.value&^to.mask ^ to.value) & known}
 }
 
-// either returns what is known of a packet that has one of two marks.
+// either returns the bits that are known if a packet has either of two marks.
 func (m nfmark) either(other nfmark) nfmark {
 	known := m.known & other.known &^ (m.value ^ other.value)
 	return nfmark{known, m.value & known}

@@ -2,8 +2,8 @@ package rules
 
 import "testing"
 
-// TestRewrites: each target that translates counts, in a chain and in a built-in one;
-// a mark, a jump and another family's or table's rule do not.
+// TestRewrites: each target that translates counts, in a built-in chain and in others. A mark,
+// a jump, and a rule of another family or table do not count.
 func TestRewrites(t *testing.T) {
 	rule := func(spec string) Rule {
 		r, err := ParseRule(spec)

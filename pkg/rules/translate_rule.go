@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// A test is one question that a rule asks about a flow.
+// A test is a condition of a rule on a flow.
 type test struct {
 	kind     testKind
 	not      bool
@@ -49,7 +49,7 @@ func sure(is bool) answer {
 
 type portSpan struct{ first, last uint16 }
 
-// matches answers one of a rule's questions about a packet of a walk.
+// matches answers whether a packet of a walk meets the condition.
 func (t *test) matches(w *walk, m nfmark) answer {
 	var is answer
 	switch t.kind {
@@ -79,7 +79,7 @@ func (t *test) matches(w *walk, m nfmark) answer {
 }
 
 // cameFrom answers whether the flow's packets came in by an interface. An address can only
-// exclude an interface. Packets of the node itself come in by none.
+// exclude an interface. The node's own packets came in by no interface.
 func (w *walk) cameFrom(iface string) answer {
 	if w.hook == "OUTPUT" || w.hook == "PREROUTING" && !strings.HasSuffix(iface, "+") && !w.site.Beyond(iface, w.flow.Source.Addr()) {
 		return no
@@ -91,17 +91,17 @@ func within(spans []portSpan, port uint16) bool {
 	return slices.ContainsFunc(spans, func(s portSpan) bool { return s.first <= port && port <= s.last })
 }
 
-// A natRule is what a rule asks of a packet, and what it does to one that matches.
+// A natRule is a rule of nat: its conditions on a packet, and its effect on a matching packet.
 type natRule struct {
 	target string
-	isGoto bool // it uses -g: packets do not come back behind it
+	isGoto bool // it uses -g: packets do not return behind it
 	tests  []test
-	// sure says that tests are all conditions of the rule.
+	// sure says that tests holds all conditions of the rule.
 	sure bool
 	// unread says that the text could not be read: it may use -j or -g.
 	unread bool
 	to     netip.AddrPort // see reachedDNAT
-	set    marking        // what a MARK does
+	set    marking        // the effect of a MARK
 }
 
 // matches answers whether the rule matches a packet of a walk.
@@ -118,7 +118,7 @@ func (n *natRule) matches(w *walk, m nfmark) answer {
 	return all
 }
 
-// plainMatches are the matches of which some or all options are understood.
+// plainMatches are the matches that are understood, at least in some of their options.
 var plainMatches = []string{"comment", "udp", "tcp", "sctp", "multiport", "addrtype", "recent", "mark"}
 
 func readNatRule(rule Rule) *natRule {
@@ -159,7 +159,7 @@ func readMarking(known *vocabulary, o *setting) marking {
 	if known == nil || len(o.words) != 1 || o.not || len(known.options[o.name].values) != 1 {
 		return marking{unread: true}
 	}
-	// Each option has its spelling as --set-xmark.
+	// The canonical value of each option is a value of --set-xmark.
 	text, ok := known.options[o.name].values[0](o.words[0])
 	value, mask, okToo := markMask(text)
 	return marking{value, mask, !ok || !okToo}
@@ -193,7 +193,7 @@ func (n *natRule) base(s *setting) {
 		n.add(test{kind: ofProtocol, not: s.not, protocol: uint8(number)}, ok)
 	case "-i":
 		n.add(test{kind: fromInterface, not: s.not, iface: s.words[0]}, true)
-	default: // -o is unknown before routing, -f asks about fragments
+	default: // -o is unknown before routing, -f tests fragments
 		n.sure = false
 	}
 }
@@ -254,7 +254,7 @@ func readPorts(text string) ([]portSpan, bool) {
 	return spans, true
 }
 
-// readDestination reads the destination of a DNAT, if that is one address.
+// readDestination reads the destination of a DNAT, if it is a single address.
 func readDestination(text string) netip.AddrPort {
 	text, ok := natAddress(text)
 	if !ok {

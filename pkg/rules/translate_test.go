@@ -9,8 +9,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// nodesNat is nat of a node with services and host ports, as kube-proxy 1.36,
-// portmap 1.6 and Docker 28 write it.
+// nodesNat is nat of a node with services and host ports, as kube-proxy 1.36, portmap 1.6 and
+// Docker 28 write it.
 const nodesNat = `*nat
 :PREROUTING ACCEPT [0:0]
 :OUTPUT ACCEPT [0:0]
@@ -71,7 +71,7 @@ const nodesNat = `*nat
 COMMIT
 `
 
-// site is a node with an address on its uplink and one on docker0.
+// site is a node with an address on its uplink and another on docker0.
 type site struct{}
 
 func (site) Local(a netip.Addr) bool {
@@ -137,8 +137,9 @@ func TestWhichFlowsAreTranslated(t *testing.T) {
 	}
 }
 
-// A rule that keeps some flows from translation keeps them from deletion too,
-// also one that is not understood.
+// TestWhatIsExemptIsNotTranslated: a rule may exempt a flow from translation. Then Translates
+// must return false, even if it does not understand the rule, so that canaryd does not delete
+// the flow.
 func TestWhatIsExemptIsNotTranslated(t *testing.T) {
 	const head = "*nat\n:OUTPUT ACCEPT [0:0]\n:KUBE-A - [0:0]\n:KUBE-B - [0:0]\n:KUBE-C - [0:0]\n-A OUTPUT -j KUBE-A\n"
 	const dnat = " -p udp -m udp --dport 53 -j DNAT --to-destination 10.1.1.1:53\n"
@@ -197,8 +198,8 @@ COMMIT
 	}
 }
 
-// Rules that lead to one another in ever more ways end the walk and not the
-// daemon.
+// TestStrangeRulesEndTheWalk: rules lead to one another in ever more ways. This must end the
+// walk, not the daemon.
 func TestStrangeRulesEndTheWalk(t *testing.T) {
 	var text strings.Builder
 	text.WriteString("*nat\n:OUTPUT ACCEPT [0:0]\n")

@@ -2,7 +2,8 @@ package rules
 
 import "testing"
 
-// A comment that looks like the beginning of an extension does not hide an extension behind it.
+// TestACommentHidesNoExtension: a comment that looks like the beginning of an extension must
+// not hide an extension behind it.
 func TestACommentHidesNoExtension(t *testing.T) {
 	for label, want := range map[string]bool{
 		`-m cpu [00000000] -j ACCEPT`:                                              true,

@@ -5,12 +5,12 @@ import (
 	"strings"
 )
 
-// MaxName is the longest chain name that iptables takes and prints. nft takes longer ones.
+// MaxName is the longest chain name that iptables accepts and prints. nft accepts longer ones.
 const MaxName = 28
 
-// Validate reports why g may not be turned into input of iptables-restore: a family, table or
-// chain that iptables does not have, a chain that stands twice, or a text that would end a line. It
-// guards against what stands in a file.
+// Validate reports why g may not be turned into input of iptables-restore. It finds families,
+// tables and chains that iptables does not have, chains that occur twice, and texts that would
+// end a line. It guards against bad content of a file.
 func Validate(g Generation) error {
 	for id, s := range g {
 		if id.Family != IPv4 && id.Family != IPv6 {

@@ -8,7 +8,7 @@ import (
 )
 
 // Each function here returns the canonical spelling of a value: values of one meaning have one
-// spelling. ok is false for a value that it cannot read, which is then compared as it was written.
+// spelling. ok is false for a value that it cannot read. Such a value is compared as it is.
 
 // number reads an unsigned number as strtoul does with base 0: hexadecimal after 0x, octal after
 // 0 (xtables_strtoui of iptables 1.8.9).
@@ -59,9 +59,10 @@ func mark(text string) (string, bool) {
 	return markText(v, m), ok
 }
 
-// setMark writes --set-mark as --set-xmark. The targets MARK and CONNMARK compute
-// (mark AND NOT mask) XOR value and nothing else (struct xt_mark_tginfo2 in xt_mark.h). This and
-// what marks gives to xmark follow libxt_MARK.c and libxt_CONNMARK.c, measured on both backends.
+// setMark writes --set-mark as --set-xmark. The targets MARK and CONNMARK only compute (mark
+// AND NOT mask) XOR value (struct xt_mark_tginfo2 in xt_mark.h). This function, and the
+// arguments of xmark in marks, follow libxt_MARK.c and libxt_CONNMARK.c, measured on both
+// backends.
 func setMark(text string) (string, bool) {
 	v, m, ok := markMask(text)
 	return markText(v, v|m), ok
@@ -81,7 +82,7 @@ func bitMask(text string) (string, bool) {
 }
 
 func idRange(text string) (string, bool) {
-	if text == "root" { // the one name that has the same number on every machine
+	if text == "root" { // the only name with the same number on every machine
 		return "0", true
 	}
 	return span(text, "-", "", decimal)
@@ -91,7 +92,8 @@ func lengthRange(text string) (string, bool) { return span(text, ":", "65535", d
 
 func timeRange(text string) (string, bool) { return span(text, ":", "4294967295", decimal) }
 
-// span reads ONE or FIRST sep LAST. An open end means 0 or most; without most no end may be open.
+// span reads ONE or FIRST sep LAST. An open end means 0 or most; without most no end may be
+// open.
 func span(text, sep, most string, one func(string) (string, bool)) (string, bool) {
 	first, last, ranged := strings.Cut(text, sep)
 	if !ranged {
@@ -127,7 +129,7 @@ func wordList(text string) (string, bool) {
 
 func upper(text string) (string, bool) { return strings.ToUpper(text), true }
 
-// tcpFlags reads one of the two lists of --tcp-flags.
+// tcpFlags reads either list of --tcp-flags.
 func tcpFlags(text string) (string, bool) {
 	all := [...]string{"FIN", "SYN", "RST", "PSH", "ACK", "URG"}
 	given := strings.Split(strings.ToUpper(text), ",")
@@ -191,7 +193,7 @@ func rate(text string) (string, bool) {
 		}
 		every = units[i].every
 	}
-	// Reading what was printed may change the rate again: 9999/sec becomes 10000/sec.
+	// A second reading of the printed rate may change it again: 9999/sec becomes 10000/sec.
 	printed := ""
 	for range 8 {
 		wait := every / n

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// address reads ADDRESS, ADDRESS/BITS or ADDRESS/MASK. It clears the host bits, and gives an
-// address without a mask all bits.
+// address reads ADDRESS, ADDRESS/BITS or ADDRESS/MASK. It clears the host bits. An address
+// without a mask gets all bits.
 func address(text string) (string, bool) {
 	host, mask, masked := strings.Cut(text, "/")
 	a, err := netip.ParseAddr(host)
@@ -130,8 +130,8 @@ func portBounds(text string) (first, last uint64, ok bool) {
 // natPorts reads PORT or FIRST-LAST.
 func natPorts(text string) (string, bool) { return span(text, "-", "", port) }
 
-// portList reads multiport's list. Order and repetition have no meaning, because a packet matches
-// if it has one of the ports (xt_multiport.c).
+// portList reads multiport's list. Order and repetition have no meaning, because a packet
+// matches if it has any of the ports (xt_multiport.c).
 func portList(text string) (string, bool) {
 	list := strings.Split(text, ",")
 	for i := range list {
@@ -155,7 +155,7 @@ func protocol(text string) (string, bool) {
 }
 
 // natAddress reads the value of DNAT and SNAT: [ADDRESS[-ADDRESS]][:PORTS]. An IPv6 address
-// stands in brackets if ports follow. PORTS may have a base port behind a slash (libxt_NAT.c).
+// needs brackets before ports. PORTS may have a base port behind a slash (libxt_NAT.c).
 func natAddress(text string) (string, bool) {
 	addresses, ports, ported := text, "", false
 	switch {
@@ -211,7 +211,7 @@ func hardware(text string) (string, bool) {
 	return strings.Join(parts, ":"), true
 }
 
-// icmpType returns a value that reads TYPE, TYPE/CODE or one of the names.
+// icmpType returns a value that reads TYPE, TYPE/CODE or a name.
 func icmpType(names map[string]string) func(string) (string, bool) {
 	return func(text string) (string, bool) {
 		if n, ok := names[strings.ToLower(text)]; ok {

@@ -1,21 +1,21 @@
 package rules
 
-// A vocabulary is what this package knows of one match or target: its options, how their values
-// are compared, and the defaults.
+// A vocabulary is the knowledge of this package about one match or target: its options, how
+// their values are compared, and the defaults.
 type vocabulary struct {
 	name    string
 	options map[string]option
-	// short are the beginnings of option names that people write. iptables takes any
+	// short are the beginnings of option names that people write. iptables accepts any
 	// beginning that only one option has.
 	short map[string]string
-	// defaults are the values that mean the same as leaving the option out: iptables-save
-	// adds such options to what was written, or leaves them out.
+	// defaults are the values that mean the same as no option. iptables-save adds such options
+	// or leaves them out.
 	defaults map[string][]string
 	// pure says that the match only compares: it changes nothing and never drops a packet by
 	// itself. So the order of neighbouring pure matches has no meaning.
 	pure bool
-	// merges says that two of these matches in a row mean the same as one with the options of
-	// both. iptables-nft prints one, iptables-legacy prints two.
+	// merges says that two of these matches in a row mean the same as a single match with the
+	// options of both. iptables-nft prints a single match, iptables-legacy prints two.
 	merges bool
 }
 
@@ -23,15 +23,15 @@ type vocabulary struct {
 type option struct {
 	// name is the option's full name, if this is an alias.
 	name string
-	args int // how many values follow
-	// values has one reader for each value. If one of them fails, the option is compared as
-	// it was written, under its own name.
+	args int // the number of values that follow
+	// values has one reader for each value. If a reader fails, the option is compared in its
+	// original spelling, under its own name.
 	values []value
-	// means are the options that this one stands for, each with the values that were read, or
-	// with those that follow the name here.
+	// means are the options that this option is short for. Each has the values that were read,
+	// or the values that follow the name here.
 	means []string
-	// opposite turns a canonical value behind "!" into one that means the same without "!".
-	// It fails where there is none.
+	// opposite turns a canonical value behind "!" into a value that means the same without "!".
+	// It fails if there is no such value.
 	opposite value
 }
 
@@ -48,15 +48,15 @@ func alias(name string) option    { return option{name: name} }
 func as(n string, v value) option { return option{args: 1, values: []value{v}, means: []string{n}} }
 
 // matches and targets are the known extensions, by every name under which iptables loads them.
-// kube-proxy, kubelet, the CNI plugins, Docker, flannel, Kilo and Istio use no others. How each
-// option is printed was measured with iptables 1.8.9 on both backends.
+// kube-proxy, kubelet, the CNI plugins, Docker, flannel, Kilo and Istio use no others. The
+// printed form of each option was measured with iptables 1.8.9 on both backends.
 var (
 	matches = index(matchList, map[string]string{"icmpv6": "icmp6", "ipv6-icmp": "icmp6"})
 	targets = index(targetList, nil)
 )
 
-// exactTargets are targets with options, hence not chains, whose options are compared word by
-// word.
+// exactTargets are the targets that have options, and so are no chains, but whose options are
+// compared word by word.
 var exactTargets = []string{
 	"AUDIT", "CHECKSUM", "CLASSIFY", "CLUSTERIP", "CONNSECMARK", "DNPT", "DSCP", "ECN", "HL", "HMARK", "IDLETIMER", "LED",
 	"RATEEST", "SECMARK", "SET", "SNPT", "SYNPROXY", "TCPOPTSTRIP", "TEE", "TOS", "TRACE", "TTL", "ULOG",
@@ -82,8 +82,8 @@ func index(list []vocabulary, others map[string]string) map[string]*vocabulary {
 	return byName
 }
 
-// protocolMatch names the match that iptables loads for a protocol's number when a rule uses one
-// of its options without -m.
+// protocolMatch names the match that iptables loads for a protocol's number when a rule uses an
+// option of the match without -m.
 var protocolMatch = map[string]string{"1": "icmp", "6": "tcp", "17": "udp", "33": "dccp", "58": "icmp6", "132": "sctp"}
 
 // protocols are the numbers of protocols by name, from xtables_chain_protos (xtables.c) and
@@ -133,11 +133,11 @@ var rejects = map[string]string{
 	"net-prohib": "icmp-net-prohibited", "host-prohib": "icmp-host-prohibited", "admin-prohib": "icmp-admin-prohibited",
 	"tcp-rst": "tcp-reset", "no-route": "icmp6-no-route", "adm-prohibited": "icmp6-adm-prohibited",
 	"addr-unreach": "icmp6-addr-unreachable", "policy-fail": "icmp6-policy-fail", "reject-route": "icmp6-reject-route",
-	// What port-unreach stands for depends on the family; it is the default in both.
+	// The meaning of port-unreach depends on the family; it is the default in both.
 	"port-unreach": "port-unreach", "icmp-port-unreachable": "port-unreach", "icmp6-port-unreachable": "port-unreach",
 }
 
-// logLevels are syslog's (libxt_LOG.c).
+// logLevels are syslog's levels (libxt_LOG.c).
 var logLevels = map[string]string{
 	"emerg": "0", "panic": "0", "alert": "1", "crit": "2", "err": "3", "error": "3", "warning": "4", "warn": "4",
 	"notice": "5", "info": "6", "debug": "7",

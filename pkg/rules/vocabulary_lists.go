@@ -2,8 +2,8 @@ package rules
 
 import "maps"
 
-// ports are the options of the matches of the transport protocols. Measured:
-// iptables-nft prints 81:65535 for ! 0:80, iptables-legacy prints what was written.
+// ports are the options of the matches of the transport protocols. Measured: iptables-nft
+// prints 81:65535 for ! 0:80, and iptables-legacy prints the original text.
 func ports(more map[string]option) map[string]option {
 	port := option{args: 1, values: []value{portRange}, opposite: otherPorts}
 	all := map[string]option{
@@ -67,8 +67,8 @@ var matchList = []vocabulary{
 			"--ctexpire": one(timeRange), "--ctdir": one(upper),
 		},
 	},
-	// Another thing to the kernel than conntrack: XT_CONNTRACK_STATE_ALIAS is
-	// in the flags and it comes back as -m state (xt_conntrack.h).
+	// The kernel distinguishes this match from conntrack: it has XT_CONNTRACK_STATE_ALIAS in
+	// the flags and is printed as -m state (xt_conntrack.h).
 	{name: "state", pure: true, options: map[string]option{"--state": one(wordList)}},
 	{
 		name: "statistic",
@@ -122,7 +122,7 @@ var matchList = []vocabulary{
 			"--uid-owner": one(idRange), "--gid-owner": one(idRange), "--socket-exists": flag(), "--suppl-groups": flag(),
 		},
 	},
-	// Sets are compared by name. A set's counters may count, so this is not pure.
+	// Sets are compared by name. A set may count packets, so this match is not pure.
 	{
 		name: "set",
 		options: map[string]option{

@@ -5,14 +5,14 @@ import (
 	"slices"
 )
 
-// A TextlessRule is an opaque rule and the chain in which it stands.
+// A TextlessRule is an opaque rule and its chain.
 type TextlessRule struct {
 	Chain string
 	Rule  Rule
 }
 
-// WithTexts returns the generation with the result of text for each opaque rule that holds its
-// bytes.
+// WithTexts returns the generation in which the result of text replaces each opaque rule that
+// holds its bytes.
 func (g Generation) WithTexts(text func(id TableID, chain string, rule Rule) Rule) Generation {
 	for id, section := range g {
 		g = g.With(id, section.withTexts(func(chain string, rule Rule) Rule { return text(id, chain, rule) }))
@@ -20,7 +20,8 @@ func (g Generation) WithTexts(text func(id TableID, chain string, rule Rule) Rul
 	return g
 }
 
-// withTexts returns the section with the result of text for each opaque rule that holds its bytes.
+// withTexts returns the section in which the result of text replaces each opaque rule that
+// holds its bytes.
 func (s Section) withTexts(text func(chain string, rule Rule) Rule) Section {
 	now := func(chain string, rule Rule) Rule {
 		if !rule.HasBytes() {
@@ -57,9 +58,9 @@ func (s Section) withTexts(text func(chain string, rule Rule) Rule) Section {
 	return s
 }
 
-// Opaque returns the section's opaque rules, those among its jumps first. found is the result for
-// an earlier section, before: chains that have not changed since are not searched again, because
-// a section may hold tens of thousands of rules.
+// Opaque returns the section's opaque rules, jumps first. found is the result for an earlier
+// section, before. Opaque does not search unchanged chains again, because a section may hold
+// tens of thousands of rules.
 func (s Section) Opaque(before Section, found []TextlessRule) []TextlessRule {
 	var all []TextlessRule
 	for _, h := range s.Jumps {
@@ -85,8 +86,8 @@ func (s Section) Opaque(before Section, found []TextlessRule) []TextlessRule {
 	return all
 }
 
-// NewRules yields the section's rules, those of its jumps first. Rules of chains that have not
-// changed since an earlier section, before, are left out.
+// NewRules yields the section's rules, jumps first. It skips chains that have not changed since
+// an earlier section, before.
 func (s Section) NewRules(before Section) iter.Seq[Rule] {
 	return func(yield func(Rule) bool) {
 		for _, h := range s.Jumps {
@@ -104,8 +105,8 @@ func (s Section) NewRules(before Section) iter.Seq[Rule] {
 	}
 }
 
-// chainsSince yields the section's chains, and whether the rules of each are those of an earlier
-// section, before, in the same memory.
+// chainsSince yields the section's chains, and whether each chain's rules are the same memory
+// as in an earlier section, before.
 func (s Section) chainsSince(before Section) iter.Seq2[Chain, bool] {
 	return func(yield func(Chain, bool) bool) {
 		at := 0 // in before: iptables prints chains in the order of their names

@@ -8,8 +8,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// The rule that iptables-nft 1.8.9 makes of "-A X -j RETURN": a counter and a verdict, as Linux
-// lists them on a machine of the little-endian kind.
+// The bytes that iptables-nft 1.8.9 writes for "-A X -j RETURN": a counter and a verdict, as
+// Linux lists them on a little-endian machine.
 func ExampleWords() {
 	expressions, _ := hex.DecodeString("" +
 		"2c0001000c000100636f756e746572001c0002000c00010000000000000000000c0002000000000000000000" +

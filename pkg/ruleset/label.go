@@ -10,9 +10,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// Label returns a rule as far as it can be said in words, for people: an extension or an expression
-// that Words does not know is named, with a digest of its data in brackets. The arguments are those
-// of Words.
+// Label returns a rule in words for people, as far as possible. It writes an extension or
+// expression that Words does not know as its name, with a digest of its data in brackets. The
+// arguments are the same as for Words.
 func Label(family tableid.Family, expressions []byte, sets []string) string {
 	d := decoder{family: family, sets: sets}
 	for rest := (fields{rest: expressions}); len(rest.rest) > 0; {
@@ -35,7 +35,7 @@ func Label(family tableid.Family, expressions []byte, sets []string) string {
 	return d.words()
 }
 
-// copy returns the decoder as it is, whatever becomes of the original.
+// copy returns a copy of the decoder that later changes of the original do not affect.
 func (d *decoder) copy() decoder {
 	c := *d
 	for _, text := range []*[]byte{&c.source, &c.destination, &c.in, &c.out, &c.proto, &c.matches, &c.target, &c.mask, &c.fragments, &c.native.source, &c.native.destination, &c.native.flags} {
@@ -44,7 +44,7 @@ func (d *decoder) copy() decoder {
 	return c
 }
 
-// unknown says an expression that has no words.
+// unknown appends an expression that has no words.
 func (d *decoder) unknown(name string, data []byte) {
 	_ = d.closeTransport() // the comparison so far has words
 	d.loaded, d.mask = nothing, nil

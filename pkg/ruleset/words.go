@@ -11,15 +11,15 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// Words returns a rule of nf_tables as iptables-nft-save prints it, without "-A CHAIN ". It knows
-// the rules that kube-proxy, kubelet, CNI plugins, Docker, service meshes and network policies have
-// iptables-nft 1.8.7 to 1.8.13 write, where all of these versions print the same text. Of any other
-// rule it says nothing: a byte that it does not know makes the rule another one. So no two rules
-// have the same words, unless the kernel does the same for both.
+// Words returns a rule of nf_tables as iptables-nft-save prints it, without "-A CHAIN ". It
+// knows the rules that iptables-nft writes for kube-proxy, kubelet, CNI plugins, Docker,
+// service meshes and network policies. All versions from 1.8.7 to 1.8.13 must print the same
+// text. For any other rule it returns false, because an unknown byte may change the rule's
+// meaning. So no two rules have the same words, unless the kernel treats both alike.
 //
-// Expressions are the content of NFTA_RULE_EXPRESSIONS in the kernel's own order, with counters set
-// to zero, and with 0xffff for the numbers of ipsets, whose names are sets, in the order of their
-// places. A rule with user data has no words.
+// Expressions are the content of NFTA_RULE_EXPRESSIONS in the kernel's own order. Counters are
+// zero, and the numbers of ipsets are 0xffff. sets has the names of the ipsets, in the order of
+// their places. A rule with user data has no words.
 func Words(family tableid.Family, expressions, userdata []byte, sets []string) (string, bool) {
 	if userdata != nil {
 		return "", false
@@ -38,14 +38,14 @@ func Words(family tableid.Family, expressions, userdata []byte, sets []string) (
 	return d.words(), true
 }
 
-// A decoder reads the expressions of one rule, in the order in which iptables-nft writes them: what
-// belongs to no extension, matches, one counter, a target.
+// A decoder reads the expressions of a rule in the order in which iptables-nft writes them:
+// options of no extension, matches, one counter, a target.
 type decoder struct {
 	family                   tableid.Family
-	sets                     []string // whose places were not read yet
+	sets                     []string // names whose places were not read yet
 	source, destination      []byte   // the words of each, nil for none
 	in, out, proto           []byte
-	protocol                 byte // 0 for any, and for all but one
+	protocol                 byte // 0 if the protocol is any, or is negated
 	matches                  []byte
 	native                   transport
 	seen                     uint // kinds of matches
@@ -54,11 +54,11 @@ type decoder struct {
 	ended                    bool
 	loaded                   load
 	register, offset, length uint32
-	mask                     []byte // of what is loaded; nil for all of it
+	mask                     []byte // of the loaded field; nil for the whole field
 	fragments                []byte
 }
 
-// A load is what the register holds that the next expression compares.
+// A load is the content of the register that the next expression compares.
 type load int
 
 const (
@@ -71,14 +71,14 @@ const (
 	transportHeader
 )
 
-// words puts the rule together.
+// words joins the parts of the rule.
 func (d *decoder) words() string {
 	parts := [...][]byte{d.source, d.destination, d.in, d.out, d.proto, d.fragments, d.matches, d.target}
 	all := bytes.Join(parts[:], nil)
 	return string(bytes.TrimPrefix(all, []byte(" ")))
 }
 
-// expression takes in the next one. It reads all of its data, or is false.
+// expression reads the next expression. It reads all of its data, or returns false.
 func (d *decoder) expression(name string, data *fields) bool {
 	if d.ended {
 		return false
@@ -123,8 +123,8 @@ func (d *decoder) expression(name string, data *fields) bool {
 	return false
 }
 
-// atHead reports whether no match was read yet. A match may count or log packets, so that options
-// that stand behind it are not the same in front of it.
+// atHead reports whether no match was read yet. A match may count or log packets, so an option
+// behind it does not mean the same as in front of it.
 func (d *decoder) atHead() bool { return d.matches == nil && !d.native.open && !d.counted }
 
 func (d *decoder) meta(data *fields) bool {
@@ -160,7 +160,7 @@ func (d *decoder) payload(data *fields) bool {
 	return false
 }
 
-// bitwise reads a mask. Kernels before 5.5 do not say what it does, because they have nothing else.
+// bitwise reads a mask. Kernels before 5.5 have no other operation, so they do not name it.
 func (d *decoder) bitwise(data *fields) bool {
 	from, to, length := data.number(unix.NFTA_BITWISE_SREG), data.number(unix.NFTA_BITWISE_DREG), data.number(unix.NFTA_BITWISE_LEN)
 	const operation, mask = 6, 0 // NFTA_BITWISE_OP and NFT_BITWISE_BOOL of linux/netfilter/nf_tables.h
@@ -174,7 +174,7 @@ func (d *decoder) bitwise(data *fields) bool {
 	return d.mask != nil && allZero(data.value(unix.NFTA_BITWISE_XOR, int(length)))
 }
 
-// cmp reads a comparison with one value.
+// cmp reads a comparison with a single value.
 func (d *decoder) cmp(data *fields) bool {
 	loaded, op := d.loaded, uint32(0)
 	register := data.number(unix.NFTA_CMP_SREG)
@@ -206,7 +206,7 @@ func (d *decoder) cmp(data *fields) bool {
 	return false
 }
 
-// protocols are those of which every iptables prints the same name.
+// protocols are the protocols for which every iptables prints the same name.
 var protocols = map[byte]string{
 	unix.IPPROTO_ICMP: "icmp", unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp", unix.IPPROTO_ICMPV6: "ipv6-icmp", unix.IPPROTO_SCTP: "sctp",
 	unix.IPPROTO_ESP: "esp", unix.IPPROTO_AH: "ah", unix.IPPROTO_UDPLITE: "udplite",
@@ -224,9 +224,9 @@ func (d *decoder) compareProtocol(not bool, value []byte) bool {
 	return known
 }
 
-// compareInterface reads the name of an interface, with the zero behind it; or the beginning of
-// names, without one, which iptables prints with a +. INVAL/D, which no interface is called, is how
-// it writes that no interface matches.
+// compareInterface reads the name of an interface with the zero behind it, or the beginning of
+// names without a zero, which iptables prints with a +. iptables writes "no interface matches"
+// as INVAL/D, a name that no interface has.
 func (d *decoder) compareInterface(words *[]byte, name string, not bool, value []byte) bool {
 	if !d.atHead() || *words != nil || d.mask != nil {
 		return false
@@ -242,7 +242,7 @@ func (d *decoder) compareInterface(words *[]byte, name string, not bool, value [
 	return true
 }
 
-// plainName reports whether a name is printed and read back as it is.
+// plainName reports whether iptables prints a name unchanged and reads it back unchanged.
 func plainName(name []byte) bool {
 	if len(name) == 0 || name[0] == '-' || name[0] == '!' {
 		return false
@@ -272,8 +272,8 @@ func (d *decoder) compareFragment(not bool, value []byte) bool {
 	return true
 }
 
-// compareAddress reads -s or -d. iptables loads no more bytes of an address than its prefix has,
-// if these are whole ones.
+// compareAddress reads -s or -d. If a prefix ends at a whole byte, iptables loads only the
+// bytes of the prefix.
 func (d *decoder) compareAddress(not bool, value []byte) bool {
 	size, source, destination := 4, uint32(12), uint32(16)
 	if d.family == tableid.IPv6 {
@@ -314,7 +314,7 @@ func (d *decoder) compareAddress(not bool, value []byte) bool {
 	return true
 }
 
-// prefixOf returns how many bits a mask has, all of them at its beginning; -1 if they are not.
+// prefixOf returns the number of bits of a mask if all are at its beginning, and otherwise -1.
 func prefixOf(mask []byte) int {
 	n := 0
 	for n < 8*len(mask) && mask[n/8]&(0x80>>(n%8)) != 0 {
@@ -328,8 +328,8 @@ func prefixOf(mask []byte) int {
 	return n
 }
 
-// plainAddress reports whether everyone writes an address in the same way: not one of IPv6 in which
-// the C library sees one of IPv4.
+// plainAddress reports whether all programs print an address in the same way. The exceptions
+// are IPv6 addresses that the C library prints with an IPv4 address.
 func plainAddress(addr netip.Addr) bool {
 	if addr.Is4() || addr == netip.IPv6Loopback() {
 		return true
@@ -352,7 +352,7 @@ func (d *decoder) compareMark(not bool, value []byte) bool {
 	return true
 }
 
-// appendMark appends the words of a match of a mark.
+// appendMark appends the words of a match on a mark.
 func appendMark(out []byte, not bool, mark, mask uint32) []byte {
 	out = option(out, not, "--mark", "")
 	out = strconv.AppendUint(append(out, "0x"...), uint64(mark), 16)
@@ -371,8 +371,8 @@ func option(out []byte, not bool, name, value string) []byte {
 	return append(append(out, ' '), value...)
 }
 
-// limit reads a limit of nf_tables. It is printed by way of the numbers of xt_limit, which have a
-// rounded rate: only one that is printed as it is has words.
+// limit reads a limit of nf_tables. iptables prints it by the numbers of xt_limit, which round
+// the rate: a rate has words only if it is printed unchanged.
 func (d *decoder) limit(data *fields) bool {
 	rate, unit := data.number64(unix.NFTA_LIMIT_RATE), data.number64(unix.NFTA_LIMIT_UNIT)
 	burst, kind, flags := data.number(unix.NFTA_LIMIT_BURST), data.number(unix.NFTA_LIMIT_TYPE), data.number(unix.NFTA_LIMIT_FLAGS)
@@ -385,7 +385,7 @@ func (d *decoder) limit(data *fields) bool {
 		return false
 	}
 	n := 0
-	for ; n+1 < len(limitUnits); n++ { // the shortest unit in which it is a whole number, nearly
+	for ; n+1 < len(limitUnits); n++ { // find the shortest unit in which the rate is nearly whole
 		if next := scale * limitUnits[n+1].seconds; average > next || next/average < next%average {
 			break
 		}

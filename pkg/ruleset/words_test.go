@@ -16,7 +16,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A printed rule is a rule's bytes and the text that versions of iptables print of it.
+// A printed rule has a rule's bytes and the text that versions of iptables print for it.
 type printed struct {
 	versions string // such as 1.8.7,1.8.9
 	family   tableid.Family
@@ -24,9 +24,10 @@ type printed struct {
 	text     string
 }
 
-// recorded returns rules as iptables 1.8.7, 1.8.9, 1.8.11 and 1.8.13 wrote them to Linux 6.18 and
-// printed them: those of kube-proxy, kubelet, Docker and CNI plugins, and each option of the
-// extensions that Words knows. pkg/iptables compares with the versions themselves.
+// recorded returns rules as iptables 1.8.7, 1.8.9, 1.8.11 and 1.8.13 wrote them to Linux 6.18
+// and printed them. They are rules of kube-proxy, kubelet, Docker and CNI plugins, and have
+// each option of the extensions that Words knows. pkg/iptables compares with the versions
+// themselves.
 func recorded(t testing.TB) []printed {
 	t.Helper()
 	f, err := os.Open("testdata/printed.txt.gz")
@@ -57,7 +58,7 @@ func recorded(t testing.TB) []printed {
 	return all
 }
 
-// What Words says of a rule is the text that each version of iptables prints.
+// TestWordsAreAsPrinted: Words must return the text that each version of iptables prints.
 func TestWordsAreAsPrinted(t *testing.T) {
 	known, unknown := 0, 0
 	for _, p := range recorded(t) {
@@ -76,7 +77,8 @@ func TestWordsAreAsPrinted(t *testing.T) {
 	}
 }
 
-// Words knows no rule with user data, with anything behind its end, or cut short.
+// TestWordsKnowTheWholeRule: Words must return false for a rule with user data, with bytes
+// behind its end, or cut short.
 func TestWordsKnowTheWholeRule(t *testing.T) {
 	for _, p := range recorded(t) {
 		words, ok := ruleset.Words(p.family, p.bytes, nil, nil)
@@ -97,7 +99,7 @@ func TestWordsKnowTheWholeRule(t *testing.T) {
 	}
 }
 
-// No byte of a rule can be another one without other words.
+// TestEachByteIsInTheWords: if a byte of a rule changes, the words must change.
 func TestEachByteIsInTheWords(t *testing.T) {
 	tried := map[string]bool{}
 	for _, p := range recorded(t) {
@@ -120,8 +122,9 @@ func TestEachByteIsInTheWords(t *testing.T) {
 	}
 }
 
-// Two rules of the same words are spellings of one rule: versions of iptables write other
-// expressions for the same words, and none writes other bytes in the same expressions.
+// TestWordsAreOfOneRule: two rules with the same words must be spellings of one rule. Versions
+// of iptables write other expressions for the same words, but never other bytes in the same
+// expressions.
 func TestWordsAreOfOneRule(t *testing.T) {
 	type rule struct {
 		family tableid.Family

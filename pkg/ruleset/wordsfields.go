@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fields reads a list of attributes exactly as the kernel writes it: each kind in its turn, without
-// flags, with zeros behind it. Anything else is bad.
+// fields reads a list of attributes exactly as the kernel writes it: in the order of their
+// kinds, without flags, padded with zeros. Any other list is bad.
 type fields struct {
 	rest []byte
 	bad  bool
@@ -16,7 +16,7 @@ type fields struct {
 
 const anyLength = -1
 
-// bytes returns the next attribute, which is of that kind and length.
+// bytes returns the content of the next attribute, which must have that kind and length.
 func (f *fields) bytes(kind uint16, length int) []byte {
 	if len(f.rest) < unix.SizeofNlAttr || binary.NativeEndian.Uint16(f.rest[2:]) != kind {
 		f.bad = true
@@ -42,7 +42,7 @@ func (f *fields) has(kind uint16) bool {
 // done reports whether everything was read.
 func (f *fields) done() bool { return !f.bad && len(f.rest) == 0 }
 
-// nested returns the attributes in the next one. They are bad if it is.
+// nested returns the attributes inside the next attribute. They are bad if it is.
 func (f *fields) nested(kind uint16) fields {
 	value := f.bytes(kind, anyLength)
 	return fields{rest: value, bad: f.bad}
@@ -59,7 +59,7 @@ func (f *fields) value(kind uint16, length int) []byte {
 	return value
 }
 
-// text returns a string with one zero, at its end.
+// text returns a string that has a single zero, at its end.
 func (f *fields) text(kind uint16) string {
 	value := f.bytes(kind, anyLength)
 	text, rest, ended := bytes.Cut(value, []byte{0})
@@ -86,7 +86,7 @@ func (f *fields) number64(kind uint16) uint64 {
 	return ^uint64(0)
 }
 
-// allZero reports whether bytes are all zero. No bytes are.
+// allZero reports whether all bytes are zero. It is true for an empty slice.
 func allZero(data []byte) bool {
 	for _, b := range data {
 		if b != 0 {
@@ -106,7 +106,7 @@ func allOnes(data []byte) bool {
 	return true
 }
 
-// untilZero returns the text before the first zero, if nothing but zeros stands from there on.
+// untilZero returns the text before the first zero, if all bytes behind it are zero too.
 func untilZero(data []byte) (text []byte, ended bool) {
 	text, rest, ended := bytes.Cut(data, []byte{0})
 	return text, ended && allZero(rest)

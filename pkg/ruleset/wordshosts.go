@@ -11,10 +11,10 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// This file reads the extensions that host firewalls, hypervisors and VPN gateways use (ufw, CSF,
+// This file reads the matches that host firewalls, hypervisors and VPN gateways use (ufw, CSF,
 // libvirt, strongSwan, Suricata); see wordsmatch.go for the sources.
 
-// hostMatch reads one of their matches. A rule has each of them once only.
+// hostMatch reads such a match. A rule has each kind of match only once.
 func (d *decoder) hostMatch(name string, revision uint32, x xtInfo) bool {
 	for _, m := range hostMatches {
 		if m.name == name && m.revision == revision {
@@ -24,7 +24,7 @@ func (d *decoder) hostMatch(name string, revision uint32, x xtInfo) bool {
 	return false
 }
 
-// hostMatches are those matches by the kernel's names.
+// hostMatches are these matches by the kernel's names.
 var hostMatches = []struct {
 	name     string
 	revision uint32
@@ -150,7 +150,7 @@ func (d *decoder) iprange(x xtInfo) bool {
 	return true
 }
 
-// address returns an address as everyone writes it, of a union nf_inet_addr.
+// address returns the text of a union nf_inet_addr; see plainAddress for plain.
 func (d *decoder) address(x []byte) (text string, plain bool) {
 	size := 4
 	if d.family == tableid.IPv6 {
@@ -172,7 +172,7 @@ func (d *decoder) connlimit(x xtInfo) bool {
 	}
 	bits := prefixOf(x[:size])
 	if every := bits == 8*size && allOnes(x[:limitAt]); bits < 0 || !every && !allZero(x[size:limitAt]) {
-		return false // IPv4 does not read the rest, which is all ones without --connlimit-mask
+		return false // IPv4 ignores the rest, which is all ones without --connlimit-mask
 	}
 	name, side := " --connlimit-above ", " --connlimit-saddr"
 	if x.u32(flagsAt)&upTo != 0 {
@@ -185,7 +185,7 @@ func (d *decoder) connlimit(x xtInfo) bool {
 	return true
 }
 
-// string reads struct xt_string_info of a pattern that is printed as it is.
+// string reads struct xt_string_info if its pattern is printed unchanged.
 func (d *decoder) string(x xtInfo) bool {
 	const algorithmAt, patternAt, lengthAt, flagsAt, end = 4, 20, 148, 149, 152
 	const invert, ignoreCase, last = 1, 2, 0xffff
@@ -277,7 +277,7 @@ func (d *decoder) policyElement(x xtInfo) bool {
 	return true
 }
 
-// u32 reads struct xt_u32: tests of numbers that are found in the packet.
+// u32 reads struct xt_u32: tests of numbers in the packet.
 func (d *decoder) u32(x xtInfo) bool {
 	const most, testSize, valuesAt, countAt = 11, 180, 88, 176
 	const testsAt, invertAt, end = most * testSize, most*testSize + 1, most*testSize + 2

@@ -10,7 +10,7 @@ import (
 
 // This file reads the targets that host firewalls and hypervisors use; see wordshosts.go.
 
-// hostTarget reads a target of theirs, whose name stands in d.target.
+// hostTarget reads such a target, whose name is in d.target.
 func (d *decoder) hostTarget(name string, revision uint32, x xtInfo) bool {
 	switch {
 	case name == "CHECKSUM" && revision == 0:

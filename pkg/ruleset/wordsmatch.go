@@ -9,12 +9,12 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// This file reads matches. The structs are those of include/uapi/linux/netfilter of Linux 5.10 to
-// 6.18, with zeros behind them up to a multiple of 8 bytes, and the words are those of the save
-// functions in extensions of iptables 1.8.7 to 1.8.13.
+// This file reads matches. The structs are from include/uapi/linux/netfilter of Linux 5.10 to
+// 6.18, padded with zeros to a multiple of 8 bytes. The words are from the save functions in
+// extensions of iptables 1.8.7 to 1.8.13.
 
-// The kinds of matches that a rule has once only: iptables prints two of them as one, or another
-// way round.
+// The kinds of matches that a rule has only once: iptables would print two of them as a single
+// match, or in another order.
 const (
 	markMatch = 1 << iota
 	connmarkMatch
@@ -102,13 +102,13 @@ func (d *decoder) match(data *fields) bool {
 	return d.hostMatch(name, revision, info)
 }
 
-// hasPorts reports whether the rule's protocol is one with ports.
+// hasPorts reports whether the rule's protocol has ports.
 func (d *decoder) hasPorts() bool {
 	return d.protocol == unix.IPPROTO_TCP || d.protocol == unix.IPPROTO_UDP || d.protocol == unix.IPPROTO_SCTP
 }
 
-// xtInfo is the data of an extension. Numbers are in the byte order of the machine, and ports and
-// addresses of targets in that of the network.
+// xtInfo is the data of an extension. Numbers have the byte order of the machine, and ports and
+// addresses of targets have network byte order.
 type xtInfo []byte
 
 func (x xtInfo) u16(at int) uint16    { return binary.NativeEndian.Uint16(x[at:]) }
@@ -133,8 +133,8 @@ func (d *decoder) comment(x xtInfo) bool {
 	return true
 }
 
-// printable reports whether text has no byte that could break a line or read otherwise in another
-// place.
+// printable reports whether text has no byte that could break a line or be read differently
+// elsewhere.
 func printable(text []byte) bool {
 	for _, c := range text {
 		if c < ' ' || c > '~' {
@@ -144,7 +144,8 @@ func printable(text []byte) bool {
 	return true
 }
 
-// appendQuoted is xtables_save_string of libxtables: it quotes all but letters, digits, _ and -.
+// appendQuoted is xtables_save_string of libxtables: it quotes a text with characters other
+// than letters, digits, _ and -.
 func appendQuoted(out, text []byte) []byte {
 	bare := len(text) > 0
 	for _, c := range text {
@@ -163,7 +164,7 @@ func appendQuoted(out, text []byte) []byte {
 	return append(out, '"')
 }
 
-// tcp reads struct xt_tcp. Of an inverted range of all ports iptables prints nothing.
+// tcp reads struct xt_tcp. iptables prints nothing for an inverted range of all ports.
 func (d *decoder) tcp(x xtInfo) bool {
 	const invertFlags = 4
 	if len(x) != 16 || !x.zeroFrom(12) || x[8] != 0 || x[11]&^7 != 0 {
@@ -199,13 +200,13 @@ func (d *decoder) xtPorts(x xtInfo, at int, name string, not bool) bool {
 	return first <= last
 }
 
-// sctp reads struct xt_sctp_info, of which it takes ports only.
+// sctp reads the ports of struct xt_sctp_info.
 func (d *decoder) sctp(x xtInfo) bool {
 	const chunksAt, chunkFlagsAt, countAt, flagsAt, inverseAt, end = 8, 268, 280, 284, 288, 296
 	if len(x) != end || !allZero(x[chunksAt:chunkFlagsAt]) || !allZero(x[countAt:flagsAt]) || !x.zeroFrom(inverseAt+4) {
 		return false
 	}
-	for i := chunkFlagsAt; i < countAt; i += 3 { // chunks whose flags are looked at: none
+	for i := chunkFlagsAt; i < countAt; i += 3 { // no chunk's flags are tested
 		if x[i] != 0xff || x[i+1] != 0 || x[i+2] != 0 {
 			return false
 		}
@@ -216,7 +217,7 @@ func (d *decoder) sctp(x xtInfo) bool {
 	}
 	d.say(" -m sctp")
 	for i, name := range [2]string{"--sport", "--dport"} {
-		at := 4 - 4*i // destination ports are the first
+		at := 4 - 4*i // destination ports are first
 		first, last := x.u16(at), x.u16(at+2)
 		if flags&(1<<i) == 0 {
 			if first != 0 || last != 0 {
@@ -274,7 +275,7 @@ func (d *decoder) mark(name string, x xtInfo) bool {
 	return true
 }
 
-// conntrack reads struct xt_conntrack_mtinfo3, of which it takes states only.
+// conntrack reads the states of struct xt_conntrack_mtinfo3.
 func (d *decoder) conntrack(x xtInfo) bool {
 	const flagsAt, inverseAt, stateAt, end = 146, 148, 150, 168
 	const stateFlag, alias = 1, 1 << 13 // XT_CONNTRACK_STATE, XT_CONNTRACK_STATE_ALIAS
@@ -288,7 +289,7 @@ func (d *decoder) conntrack(x xtInfo) bool {
 		d.say(" -m conntrack")
 	case stateFlag | alias:
 		d.say(" -m state")
-		names = names[:5] // it prints no SNAT and no DNAT
+		names = names[:5] // it prints neither SNAT nor DNAT
 	default:
 		return false
 	}
@@ -311,14 +312,14 @@ func (d *decoder) conntrack(x xtInfo) bool {
 	return states == 0
 }
 
-// conntrackStates are in the order in which iptables prints them.
+// conntrackStates are the states in the order in which iptables prints them.
 var conntrackStates = []struct {
 	bit  uint16
 	name string
 }{{1, "INVALID"}, {8, "NEW"}, {4, "RELATED"}, {2, "ESTABLISHED"}, {0x100, "UNTRACKED"}, {0x40, "SNAT"}, {0x80, "DNAT"}}
 
-// statistic reads struct xt_statistic_info in the mode "random". iptables sets its counter as if
-// the probability were a number of packets.
+// statistic reads struct xt_statistic_info in the mode "random". iptables also sets the counter
+// of packets, as if the probability were a number of packets.
 func (d *decoder) statistic(x xtInfo) bool {
 	const most = 1 << 31
 	if len(x) != 24 {
@@ -373,7 +374,7 @@ func (d *decoder) recent(x xtInfo) bool {
 		return false
 	}
 	used := maskEnd
-	if d.family == tableid.IPv4 && allZero(x[maskAt+4:maskEnd]) { // after --mask; IPv4 does not read the rest
+	if d.family == tableid.IPv4 && allZero(x[maskAt+4:maskEnd]) { // after --mask; IPv4 ignores it
 		used = maskAt + 4
 	}
 	if !allOnes(x[maskAt:used]) {
@@ -382,7 +383,7 @@ func (d *decoder) recent(x xtInfo) bool {
 	do, flags := recentDeeds[x[8]&15], x[8]&^15
 	name, ended := untilZero(x[nameAt:sideAt])
 	seconds, hits := x.u32(0), x.u32(4)
-	const most = 1<<31 - 1 // they are printed as if they had a sign
+	const most = 1<<31 - 1 // iptables prints them as signed numbers
 	if do == "" || flags&^(withTTL|withReap) != 0 || flags&withReap != 0 && seconds == 0 || seconds > most || hits > most ||
 		!ended || !plainName(name) {
 		return false

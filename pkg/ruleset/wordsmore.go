@@ -11,11 +11,11 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// This file reads the extensions that service meshes, network policies and host firewalls use
-// (Istio, Calico, Cilium, kube-router, ufw); see wordsmatch.go for the sources.
+// This file reads the matches and targets of service meshes, network policies and host
+// firewalls (Istio, Calico, Cilium, kube-router, ufw). See wordsmatch.go for the sources.
 
-// icmp reads struct ipt_icmp or ip6t_icmp: a type, and one code or all. Versions of iptables print
-// type 255 in different ways.
+// icmp reads struct ipt_icmp or ip6t_icmp: a type, and one code or all codes. It refuses type
+// 255, because versions of iptables print it in different ways.
 func (d *decoder) icmp(name, typeOption string, x xtInfo) bool {
 	const anyType, allCodes, invert = 0xff, 0xff, 1
 	if len(x) != 8 || x[0] == anyType || x[3]&^invert != 0 || !x.zeroFrom(4) {
@@ -98,8 +98,8 @@ func (d *decoder) physdev(x xtInfo) bool {
 	return true
 }
 
-// deviceName reads the name of an interface, and the mask behind it: of the whole name with its
-// zero, or of the beginning of names, which has a + behind it.
+// deviceName reads the name of an interface and the mask behind it. The mask covers the whole
+// name with its zero, or the beginning of names, which is printed with a +.
 func deviceName(x xtInfo) (name string, plain bool) {
 	text, ended := untilZero(x[:unix.IFNAMSIZ])
 	bare, begins := bytes.CutSuffix(text, []byte{'+'})
@@ -123,8 +123,8 @@ func (d *decoder) pkttype(x xtInfo) bool {
 	return true
 }
 
-// flagged reads an extension whose data is one byte of flags, each of which has an option, the
-// lowest bit first.
+// flagged reads an extension whose data is a byte of flags. Each flag has an option, from the
+// lowest bit on.
 func (d *decoder) flagged(name string, x xtInfo, options ...string) bool {
 	if len(x) != 8 || x[0]>>len(options) != 0 || !x.zeroFrom(1) {
 		return false
@@ -138,8 +138,8 @@ func (d *decoder) flagged(name string, x xtInfo, options ...string) bool {
 	return true
 }
 
-// set reads struct xt_set_info_match_v4 of a rule that looks into a set and does no more: neither
-// counters nor flags of an entry.
+// set reads struct xt_set_info_match_v4 of a rule that only tests whether a set has the packet,
+// without counters or flags of an entry.
 func (d *decoder) set(x xtInfo) bool {
 	const (
 		taken    = 0xffff // in the place of the set's number; see Words

@@ -10,14 +10,14 @@ import (
 
 // This file reads ports and flags that expressions of nf_tables compare.
 
-// A transport are the ports and flags of TCP or UDP that expressions of nf_tables compare one after
-// the other (iptables 1.8.8 and later).
+// A transport holds the ports and flags of TCP or UDP that expressions of nf_tables compare one
+// after the other (iptables 1.8.8 and later).
 type transport struct {
 	open                       bool
 	source, destination, flags []byte
 }
 
-// openTransport begins with the ports of TCP or UDP, or reads on.
+// openTransport begins the ports of TCP or UDP, or continues them.
 func (d *decoder) openTransport() bool {
 	if d.native.open {
 		return true
@@ -26,7 +26,7 @@ func (d *decoder) openTransport() bool {
 	return d.native.open
 }
 
-// closeTransport puts what was read of them into words.
+// closeTransport puts the ports and flags that were read into words.
 func (d *decoder) closeTransport() bool {
 	t := d.native
 	d.native = transport{}
@@ -64,7 +64,7 @@ func (d *decoder) compareTransport(op uint32, value []byte) bool {
 	return d.compareNativePorts(op == unix.NFT_CMP_NEQ, first, last)
 }
 
-// between reads a comparison with a range, which iptables-nft writes of ports only.
+// between reads a comparison with a range, which iptables-nft writes for ports only.
 func (d *decoder) between(data *fields) bool {
 	loaded := d.loaded
 	register, op := data.number(unix.NFTA_RANGE_SREG), data.number(unix.NFTA_RANGE_OP)
@@ -89,7 +89,7 @@ func (d *decoder) compareNativePorts(not bool, first, last uint16) bool {
 	return true
 }
 
-// appendPorts appends one port, or a range of them.
+// appendPorts appends one port, or a range of ports.
 func appendPorts(out []byte, not bool, name string, first, last uint16) []byte {
 	out = strconv.AppendUint(option(out, not, name, ""), uint64(first), 10)
 	if first != last {
@@ -98,7 +98,8 @@ func appendPorts(out []byte, not bool, name string, first, last uint16) []byte {
 	return out
 }
 
-// tcpFlags appends which flags are looked at, and which must be set; nil if no rule can say that.
+// tcpFlags appends the tested flags and the flags that must be set; nil if no rule can have
+// them.
 func tcpFlags(out []byte, not bool, mask, set byte) []byte {
 	const all = 0x3f
 	if mask == 0 || mask&^all != 0 || set&^mask != 0 {

@@ -12,11 +12,11 @@ import (
 
 // This file reads verdicts and targets; see wordsmatch.go for the sources.
 
-// longestName is XT_EXTENSION_MAXNAMELEN less the zero, and the length of a chain's name that
-// iptables takes.
+// longestName is XT_EXTENSION_MAXNAMELEN without the zero, and the longest chain name that
+// iptables accepts.
 const longestName = 28
 
-// targetNames cannot be chains in words: "-j MASQUERADE" is the target.
+// targetNames cannot be names of chains in words: "-j MASQUERADE" is the target.
 const targetNames = " ACCEPT DROP RETURN QUEUE CONTINUE AUDIT CHECKSUM CLASSIFY CLUSTERIP CONNMARK CONNSECMARK CT DNAT DNPT DSCP ECN HL HMARK" +
 	" IDLETIMER LED LOG MARK MASQUERADE NETMAP NFLOG NFQUEUE NOTRACK RATEEST REDIRECT REJECT SECMARK SET SNAT SNPT SYNPROXY TCPMSS" +
 	" TCPOPTSTRIP TEE TOS TPROXY TRACE TTL ULOG "
@@ -122,7 +122,8 @@ func (d *decoder) connmark(x xtInfo) bool {
 	return true
 }
 
-// logFlags are what LOG adds to a line, by the bits of xt_log.h. Others have no option.
+// logFlags are LOG's options for additions to a line, by the bits of xt_log.h. Other bits have
+// none.
 var logFlags = []string{" --log-tcp-sequence", " --log-tcp-options", " --log-ip-options", " --log-uid", "", " --log-macdecode"}
 
 // xtLog reads struct xt_log_info.
@@ -151,8 +152,8 @@ func (d *decoder) xtLog(x xtInfo) bool {
 	return flags == 0
 }
 
-// rejectedWith are the answers of struct ipt_reject_info and ip6t_reject_info that each version has
-// a name for.
+// rejectedWith are the answers of struct ipt_reject_info and ip6t_reject_info that have a name
+// in each version.
 var rejectedWith = map[tableid.Family][]string{
 	tableid.IPv4: {
 		"icmp-net-unreachable", "icmp-host-unreachable", "icmp-proto-unreachable", "icmp-port-unreachable", "",
@@ -186,7 +187,7 @@ func (d *decoder) tcpmss(x xtInfo) bool {
 	return true
 }
 
-// notrack reads struct xt_ct_target_info_v1 of a rule that does nothing else.
+// notrack reads struct xt_ct_target_info_v1 of a rule that only has --notrack.
 func (d *decoder) notrack(x xtInfo) bool {
 	const notrack, alias, size = 1, 2, 72
 	if len(x) != size || !x.zeroFrom(2) {
@@ -212,8 +213,9 @@ const (
 	natRandomFully = 16
 )
 
-// nat reads where packets are translated to: struct nf_nat_ipv4_multi_range_compat for IPv4,
-// nf_nat_range for IPv6, nf_nat_range2 for revision 2. Without to, there are no addresses.
+// nat reads the new addresses and ports of packets. It reads struct
+// nf_nat_ipv4_multi_range_compat for IPv4, nf_nat_range for IPv6, and nf_nat_range2 for
+// revision 2. Without to, there are no addresses.
 func (d *decoder) nat(x xtInfo, revision uint32, to string, may uint32) bool {
 	addressLen, size := 16, 40
 	switch {
@@ -268,8 +270,8 @@ func (d *decoder) nat(x xtInfo, revision uint32, to string, may uint32) bool {
 	return true
 }
 
-// natAddresses says the address, or the range of addresses, that packets are translated to. Those
-// of IPv6 are in brackets where ports follow.
+// natAddresses appends the new address of packets, or the range of addresses. IPv6 addresses
+// are in brackets before ports.
 func (d *decoder) natAddresses(low, high []byte, flags uint32, to string) bool {
 	text, plain := d.address(low)
 	if !bytes.Equal(low, high) {

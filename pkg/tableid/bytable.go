@@ -9,7 +9,7 @@ import (
 // Table returns the key of the family's table of that name.
 func (f Family) Table(name string) TableID { return TableID{f, name} }
 
-// With returns m with one value replaced; m stays as it is.
+// With returns m with one value replaced; it does not change m.
 func With[M ~map[TableID]V, V any](m M, id TableID, v V) M {
 	next := maps.Clone(m)
 	if next == nil {
@@ -45,11 +45,11 @@ func Marshal[M ~map[TableID]V, V any](m M) ([]byte, error) {
 	return json.Marshal(ByFamily(m))
 }
 
-// Unmarshal reads what Marshal wrote.
+// Unmarshal reads the output of Marshal.
 func Unmarshal[M ~map[TableID]V, V any](data []byte, m *M) error {
 	var nested map[Family]map[string]V
 	strict := json.NewDecoder(bytes.NewReader(data))
-	strict.DisallowUnknownFields() // a later version may have written the file: what it adds is unknown
+	strict.DisallowUnknownFields() // the file may be from a later version, with unknown fields
 	if err := strict.Decode(&nested); err != nil {
 		return err
 	}

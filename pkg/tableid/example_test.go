@@ -6,7 +6,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// Values by table are a map that is never changed in place: With returns the next one.
+// Values by table are a map that is never changed in place: With returns a changed copy.
 func ExampleWith() {
 	nat := tableid.IPv4.Table("nat")
 	before := map[tableid.TableID]int{nat: 120}

@@ -1,13 +1,14 @@
 // Package tableid names the kernel's tables, and keeps values by table.
 //
-// A [TableID] is a family and a name, such as "ipv4 nat"; it is comparable, so values by table are
-// a map[TableID]V. Such maps are values: [With] returns a changed copy, and a map that was handed
-// out is not written to. [Put] fills a map while it is being made. [Of] and [ByFamily] show it by
-// family; [Marshal] and [Unmarshal] are its form in JSON.
+// A [TableID] is a family and a name, such as "ipv4 nat". It is comparable, so values by table
+// are a map[TableID]V. Such maps are values: [With] returns a changed copy, and no code changes
+// a map that it has passed on. [Put] fills a map while it is being made. [Of] and [ByFamily]
+// return it by family; [Marshal] and [Unmarshal] convert it to and from JSON.
 //
-// Families are nf_tables' own, by the kernel's numbers. iptables has tables in IPv4 and IPv6 only.
-// Marshal and Unmarshal return the errors of encoding/json, and Unmarshal an error for an unknown
-// family. Any goroutine may read a map that is no longer filled.
+// Families are the families of nf_tables, by the kernel's numbers. iptables has tables in IPv4
+// and IPv6 only. Marshal and Unmarshal return the errors of encoding/json, and Unmarshal
+// returns an error for an unknown family. Any goroutine may read a map that is no longer
+// filled.
 package tableid
 
 import (
@@ -32,13 +33,13 @@ const (
 	IPv6   Family = 10
 )
 
-// familyNames has two spellings of each family: that of flags, labels and JSON, and that of nft.
+// familyNames has two spellings of each family: for flags, labels and JSON, and for nft.
 var familyNames = map[Family]struct{ name, nft string }{
 	Inet: {"inet", "inet"}, IPv4: {"ipv4", "ip"}, ARP: {"arp", "arp"},
 	Netdev: {"netdev", "netdev"}, Bridge: {"bridge", "bridge"}, IPv6: {"ipv6", "ip6"},
 }
 
-// String returns the spelling of flags, labels and JSON, such as "ipv4".
+// String returns the spelling for flags, labels and JSON, such as "ipv4".
 func (f Family) String() string {
 	if n, known := familyNames[f]; known {
 		return n.name
@@ -57,7 +58,7 @@ func (f Family) NFT() string {
 // MarshalText writes the family's name: a Family may be the key of a JSON object.
 func (f Family) MarshalText() ([]byte, error) { return []byte(f.String()), nil }
 
-// UnmarshalText reads what MarshalText wrote.
+// UnmarshalText reads the output of MarshalText.
 func (f *Family) UnmarshalText(text []byte) error {
 	for family, n := range familyNames {
 		if n.name == string(text) {
@@ -82,9 +83,9 @@ func (t TableID) Compare(o TableID) int {
 	return cmp.Or(cmp.Compare(t.Family, o.Family), cmp.Compare(t.Name, o.Name))
 }
 
-// NFT returns the table's name as the program nft has it, such as "ip kube-proxy". A name that does
-// not print is quoted as in Go: the kernel takes any bytes, and a metric's label or a service
-// manager does not.
+// NFT returns the table's name as the program nft prints it, such as "ip kube-proxy". A name
+// with unprintable characters is quoted as in Go. The kernel accepts any bytes, but a metric's
+// label or a service manager does not.
 func (t TableID) NFT() string { return t.Family.NFT() + " " + printable(t.Name) }
 
 func printable(name string) string {
@@ -95,7 +96,7 @@ func printable(name string) string {
 	return strconv.Quote(name)
 }
 
-// FamilyOfNFT returns the family that nft spells so; false if there is none.
+// FamilyOfNFT returns the family with this name in nft; false if there is none.
 func FamilyOfNFT(name string) (Family, bool) {
 	for family, n := range familyNames {
 		if n.nft == name {

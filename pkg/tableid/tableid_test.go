@@ -44,8 +44,8 @@ func TestAMapWithAnotherValueLeavesTheFirstAlone(t *testing.T) {
 	}
 }
 
-// Files in the state folder have families with tables in them: a later canaryd reads those
-// of an earlier one.
+// TestFilesKeepTheirForm: files in the state folder have families with tables in them. A later
+// canaryd must read the files of an earlier one.
 func TestFilesKeepTheirForm(t *testing.T) {
 	type held struct{ Rules int }
 	type section map[tableid.TableID]held
@@ -81,7 +81,8 @@ func ExampleTableID() {
 	// Output: ipv4 nat 93 ip
 }
 
-// TestNamesPrint: the kernel takes any bytes for a table's name, and what shows it does not.
+// TestNamesPrint: the kernel accepts any bytes as a table's name, but programs that show it do
+// not.
 func TestNamesPrint(t *testing.T) {
 	for name, want := range map[string]string{
 		"kube-proxy": "ip kube-proxy", "größe": "ip größe", "\xff": `ip "\xff"`, "x\nMAINPID=1": `ip "x\nMAINPID=1"`, "\x1b[2J": `ip "\x1b[2J"`,

@@ -31,7 +31,8 @@ func parseIP(text string) (netip.Addr, bool) {
 	return ip.Unmap(), ip.Zone() == ""
 }
 
-// spelled returns the usual spelling of an address: text itself if that is it, to save memory.
+// spelled returns the usual spelling of an address. It returns text itself if possible, to save
+// memory.
 func spelled(ip netip.Addr, text string) string {
 	var usual [64]byte
 	if string(ip.AppendTo(usual[:0])) == text {
@@ -61,8 +62,8 @@ func parseCIDR(text string) (netip.Prefix, bool) {
 	return cidr, err == nil
 }
 
-// withoutLeadingZeros removes leading zeros from the octets of an IPv4 address, or from those at
-// the end of an IPv6 address.
+// withoutLeadingZeros removes leading zeros from the octets of an IPv4 address, or from the
+// octets at the end of an IPv6 address.
 func withoutLeadingZeros(text string) string {
 	head, tail := "", text
 	if i := strings.LastIndexByte(text, ':'); i >= 0 {

@@ -5,9 +5,9 @@ import (
 	"testing"
 )
 
-// cluster returns a cluster with that many services: every third has a node
-// port, every fifth a load balancer, every seventh affinity, and there are up
-// to five endpoints behind each, so that 5,000 services make 72,000 rules.
+// cluster returns a cluster with that many services. Every third has a node port, every fifth a
+// load balancer, every seventh affinity. Each has up to five endpoints, so 5,000 services make
+// 72,000 rules.
 func cluster(services int) Objects {
 	var o Objects
 	o.Nodes = []*Node{newNode("node-a", "z1")}
@@ -40,8 +40,8 @@ func cluster(services int) Objects {
 	return o
 }
 
-// BenchmarkGenerate generates from parsed objects. 5,000 services took 22 ms
-// and 29,000 allocations on a 2-core machine.
+// BenchmarkGenerate generates from parsed objects. 5,000 services took 22 ms and 29,000
+// allocations on a 2-core machine.
 func BenchmarkGenerate(b *testing.B) {
 	for _, services := range []int{100, 1000, 5000} {
 		b.Run(fmt.Sprint(services), func(b *testing.B) {

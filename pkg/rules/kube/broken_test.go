@@ -11,12 +11,12 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestSkipped shows what is left out because kube-proxy leaves it out.
+// TestSkipped: objects and fields that Generate skips because kube-proxy skips them.
 func TestSkipped(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		change func(*Objects)
-		want   []string // those with an exclamation mark are at fault
+		want   []string // an exclamation mark marks a broken object
 	}{
 		{"nothing", nil, nil},
 		{"headless", func(o *Objects) { o.Services[0].Spec.ClusterIP = "None" }, []string{"Service ns/svc: is headless"}},
@@ -86,7 +86,7 @@ func TestSkipped(t *testing.T) {
 	}
 }
 
-// TestRefused shows what no rules can be made from.
+// TestRefused: fields from which no rules can be made.
 func TestRefused(t *testing.T) {
 	service := func(change func(*Service)) func(*Objects) {
 		return func(o *Objects) { change(o.Services[0]) }
@@ -188,8 +188,7 @@ func TestRefusedOptions(t *testing.T) {
 	}
 }
 
-// TestEndpoints shows which endpoints traffic goes to, where the corpus does
-// not.
+// TestEndpoints: the endpoints that get traffic, in cases that the corpus does not have.
 func TestEndpoints(t *testing.T) {
 	endpoint := func(ip string, change ...func(*Endpoint)) Endpoint {
 		e := Endpoint{Addresses: []string{ip, "10.9.9.9"}}

@@ -18,7 +18,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// The clusters that testdata/README.md describes, and how many they are.
+// The clusters that testdata/README.md describes, and their number.
 var archives = map[string]int{"kube-proxy-1.36.3": 40, "random-1.36.3": 100}
 
 // A corpusCase is one cluster of an archive.
@@ -26,7 +26,7 @@ type corpusCase struct {
 	family   rules.Family
 	options  Options
 	objects  []byte
-	text     []byte // what kube-proxy wrote
+	text     []byte // kube-proxy's output
 	expected rules.Ruleset
 }
 
@@ -117,8 +117,8 @@ func corpusOptions(t testing.TB, data []byte) (rules.Family, Options) {
 	return f, o
 }
 
-// TestCorpus compares with what kube-proxy 1.36.3 wrote, rule for rule, in
-// meaning and order.
+// TestCorpus compares the rules with kube-proxy 1.36.3's rules, rule by rule, in meaning and
+// order.
 func TestCorpus(t *testing.T) {
 	for archive := range archives {
 		for name, c := range corpus(t, archive) {
@@ -144,7 +144,7 @@ func (c corpusCase) match(t *testing.T) {
 	}
 }
 
-// compare wants the same chains with the same rules.
+// compare requires the same chains with the same rules.
 func compare(t *testing.T, want, got *rules.Table) {
 	t.Helper()
 	for _, c := range want.Chains {
@@ -172,7 +172,7 @@ func specs(all []rules.Rule) []string {
 	return texts
 }
 
-// tableOf returns what a table holds once the section is loaded into it empty.
+// tableOf returns the content of an empty table after the section was loaded into it.
 func tableOf(t *testing.T, s rules.Section, name rules.TableName) *rules.Table {
 	t.Helper()
 	text := rules.Render(rules.Generation{rules.IPv4.Table(name): s}, rules.IPv4)

@@ -15,21 +15,21 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Decode reads the YAML or JSON documents of one file. An unknown field, or a field that is there
-// twice, is an error, and then Decode returns nothing of the file. name is for the errors.
+// Decode reads the YAML or JSON documents of one file. If a field is unknown or occurs twice,
+// it returns an error and no objects. name is for the errors.
 func Decode(name string, data []byte) (Objects, error) {
 	var d Decoder
 	return d.Decode(name, data)
 }
 
-// A Decoder decodes a set of files that is decoded again whenever one of them changes. A document
-// that has not changed costs a checksum instead of 90 µs. It is not for concurrent use.
+// A Decoder decodes a set of files again whenever a file changes. A document that has not
+// changed costs a checksum instead of 90 µs. It is not for concurrent use.
 type Decoder struct {
 	before, seen map[[sha256.Size]byte]Objects // by the document's checksum; without origins
 }
 
-// Next returns the Decoder for the next time. It knows the documents that d decoded, and not
-// those that d only knew. d may be nil.
+// Next returns the Decoder for the next pass. It knows the documents that d itself decoded, not
+// the earlier documents that d only knew. d may be nil.
 func (d *Decoder) Next() *Decoder {
 	if d == nil {
 		return &Decoder{}
@@ -37,8 +37,8 @@ func (d *Decoder) Next() *Decoder {
 	return &Decoder{before: d.seen}
 }
 
-// Decode is the function Decode. The result may share objects with those of earlier Decoders, so
-// that equal pointers mean equal objects.
+// Decode is the function Decode. The result may share objects with the results of earlier
+// Decoders, so equal pointers mean equal objects.
 func (d *Decoder) Decode(name string, data []byte) (Objects, error) {
 	var all Objects
 	for _, doc := range documents(data) {
@@ -104,7 +104,7 @@ func documents(data []byte) []document {
 	return append(all, document{first, data[start:]})
 }
 
-// A decoder decodes one document. addFrom records later where its objects stand.
+// A decoder decodes one document. addFrom records the place of its objects later.
 type decoder struct {
 	file    string
 	line    int
@@ -129,8 +129,8 @@ func (d *decoder) yamlError(err error) error {
 	return fmt.Errorf("%s:%d: %s", d.file, line, strings.TrimPrefix(text, "unmarshal errors: "))
 }
 
-// object reads one object, or a list of objects. The items of a list of one type may lack their
-// own type.
+// object reads one object, or a list of objects. The items of a list of one type need no type
+// of their own.
 func (d *decoder) object(data []byte, memberOf string) error {
 	var head struct {
 		APIVersion string            `json:"apiVersion"`
@@ -205,7 +205,7 @@ func nameIn(data []byte) string {
 	return strings.Replace(all, "/", " ", 1)
 }
 
-// badField returns the field that a decoding error is about.
+// badField returns the field that a decoding error names.
 func badField(err error) string {
 	if wrong := (*json.UnmarshalTypeError)(nil); errors.As(err, &wrong) {
 		return wrong.Field
@@ -216,7 +216,7 @@ func badField(err error) string {
 	return ""
 }
 
-// reason says what encoding/json reported, without Go's type names.
+// reason returns encoding/json's message without Go's type names.
 func reason(err error) string {
 	if wrong := (*json.UnmarshalTypeError)(nil); errors.As(err, &wrong) {
 		return "is of the wrong type: " + wrong.Value + unquoted(wrong)
@@ -227,8 +227,9 @@ func reason(err error) string {
 	return strings.TrimPrefix(err.Error(), "json: ")
 }
 
-// unquoted advises quotes for a text that YAML reads as a number or a bool. Quotes make neither a
-// time nor a quantity of it, and of a port's number a name that no endpoint has.
+// unquoted advises quotes for a text that YAML reads as a number or a bool. It gives no such
+// advice for a time, a quantity or a port's number: quotes would turn the number into a name
+// that no endpoint has.
 func unquoted(wrong *json.UnmarshalTypeError) string {
 	if wrong.Type == nil || wrong.Type.Kind() != reflect.String {
 		return ""

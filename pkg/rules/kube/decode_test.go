@@ -13,7 +13,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// names returns what was read, in order, with where it was read.
+// names returns the objects in order, each with its file and line.
 func names(o Objects) []string {
 	var all []string
 	for _, s := range o.Services {
@@ -90,9 +90,8 @@ func TestDecode(t *testing.T) {
 	}
 }
 
-// TestDecoder: documents come, go, move and change; what is decoded is always
-// what a new Decoder makes of it, and what was there before is
-// not decoded again.
+// TestDecoder: documents appear, disappear, move and change. The result must always be the same
+// as a new Decoder's, and known documents must not be decoded again.
 func TestDecoder(t *testing.T) {
 	service := func(name string, port int) string {
 		return fmt.Sprintf("apiVersion: v1\nkind: Service\nmetadata: {namespace: a, name: %s}\nspec: {ports: [{port: %d}]}\n", name, port)
@@ -104,7 +103,7 @@ func TestDecoder(t *testing.T) {
 	for _, step := range []struct {
 		name      string
 		documents []string
-		kept      int // services that are the very same as before
+		kept      int // services with the same pointers as before
 	}{
 		{"nothing", nil, 0},
 		{"three", []string{a, b, list}, 0},
@@ -147,8 +146,8 @@ func TestDecoder(t *testing.T) {
 	}
 }
 
-// TestDecoderAfterAnError: a broken file is an error each time, and what was known
-// before it broke still is.
+// TestDecoderAfterAnError: a broken file is an error each time, and the Decoder must still know
+// the documents from before.
 func TestDecoderAfterAnError(t *testing.T) {
 	const good = "apiVersion: v1\nkind: Node\nmetadata: {name: a}\n"
 	d := (*Decoder)(nil).Next()
@@ -168,7 +167,7 @@ func TestDecoderAfterAnError(t *testing.T) {
 	}
 }
 
-// An error about an object names its file, and the other one's.
+// TestErrorsNameBothFiles: an error about an object that is declared twice names both files.
 func TestErrorsNameBothFiles(t *testing.T) {
 	var all Objects
 	for name, text := range map[string]string{
@@ -187,8 +186,7 @@ func TestErrorsNameBothFiles(t *testing.T) {
 	}
 }
 
-// FuzzDecode gives any text and wants rules that iptables-restore can read, or
-// an error.
+// FuzzDecode decodes any text and requires an error, or rules that iptables-restore can read.
 func FuzzDecode(f *testing.F) {
 	text, err := os.ReadFile("testdata/everything.yaml")
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// An endpoint is one address and port behind a port of a service.
+// An endpoint is an address and port behind a port of a service.
 type endpoint struct {
 	ip      string
 	address string // with the port, in the form of DNAT
@@ -25,8 +25,8 @@ type key struct{ namespace, name string }
 // An index holds the slices of each service in one family.
 type index map[key][]*EndpointSlice
 
-// index groups the slices by service. kube-proxy ignores slices that are labelled headless, and
-// those of another family.
+// index groups the slices by service. kube-proxy ignores slices with the headless label, and
+// slices of another family.
 func (all *Objects) index(n node, r *report) index {
 	found := make(index, len(all.Services))
 	for _, s := range all.Slices {
@@ -64,8 +64,8 @@ func (all *Objects) index(n node, r *report) index {
 }
 
 // endpoints returns the endpoints behind one port of a service, sorted by their text as in
-// kube-proxy. If several have the same address, one that is not terminating counts, and among
-// those the one in the last slice. In kube-proxy that is random.
+// kube-proxy. If several have the same address, an endpoint that is not terminating is
+// preferred, then the endpoint in the last slice. In kube-proxy that is random.
 func (read *reader) endpoints(list []*EndpointSlice, port *ServicePort) []endpoint {
 	r := read.report
 	var all []endpoint
@@ -108,7 +108,7 @@ func (read *reader) addEndpoints(all []endpoint, s *EndpointSlice, port string) 
 			r.slice(s).broken("endpoints["+strconv.Itoa(i)+"].addresses", "is empty")
 			continue
 		}
-		ip, ok := parseIP(e.Addresses[0]) // the API allows more; kube-proxy uses the first
+		ip, ok := parseIP(e.Addresses[0]) // the API allows several; kube-proxy uses the first
 		if !ok || familyOf(ip) != n.family {
 			r.slice(s).refuse("endpoints["+strconv.Itoa(i)+"].addresses[0]",
 				"%q is not an %s address", e.Addresses[0], familyName(n.family))
@@ -146,11 +146,11 @@ func sameProtocol(have *string, want string) bool {
 	return have == nil && want == TCP || have != nil && *have == want
 }
 
-// A choice says which endpoints the rules of one port of a service use. It follows kube-proxy's
+// A choice holds the endpoints that the rules of a service's port use. It follows kube-proxy's
 // CategorizeEndpoints.
 type choice struct {
 	cluster, local []*endpoint // by traffic policy
-	reachable      []*endpoint // those of both
+	reachable      []*endpoint // the endpoints of both
 	any            bool        // an endpoint on some node takes traffic
 }
 
@@ -196,18 +196,18 @@ func (n *node) choose(p *servicePort) choice {
 	case !p.usesCluster():
 		c.reachable = c.local
 	case topology == anywhere && !leaving:
-		c.reachable = c.cluster // it has all local ones
+		c.reachable = c.cluster // it includes all local endpoints
 	default:
 		c.reachable = by(func(e *endpoint) bool { return slices.Contains(c.cluster, e) || slices.Contains(c.local, e) })
 	}
 	return c
 }
 
-// leaving reports whether the endpoint is terminating but still serves: it is used if no endpoint
-// is ready.
+// leaving reports whether the endpoint is terminating but still serves. It is used if no
+// endpoint is ready.
 func (e *endpoint) leaving() bool { return e.serving && e.terminating }
 
-// A topology says which hints of endpoints count on this node.
+// A topology is the kind of hints of endpoints that counts on this node.
 type topology int
 
 const (
@@ -216,8 +216,9 @@ const (
 	sameZone
 )
 
-// topology returns which hints count. Those for nodes do if each ready endpoint has one and one
-// of them is for this node; else those for zones, by the same rule (topologyModeFromHints).
+// topology returns the kind of hints that counts. Hints for nodes count if each ready endpoint
+// has a hint and at least one hint is for this node. Otherwise hints for zones count, by the
+// same rule (topologyModeFromHints).
 func (n *node) topology(all []endpoint) topology {
 	nodes, zones := true, true
 	nodeHit, zoneHit := false, false

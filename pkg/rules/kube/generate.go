@@ -1,11 +1,11 @@
 // Package kube makes the rules that kube-proxy, in iptables mode, and kubelet write from Services,
 // EndpointSlices and a Node. The rules are spelled as iptables-save prints them.
 //
-// [Decode] reads [Objects] from YAML or JSON, and a [Decoder] reads a set of files again and again.
-// [DefaultOptions] are the options of a kube-proxy without flags. [Generate] makes a generation of
-// the objects, and lists the objects that have no part in it, each a [Skip].
+// [Decode] reads [Objects] from YAML or JSON, and a [Decoder] reads a set of files again and
+// again. [DefaultOptions] are the options of a kube-proxy without flags. [Generate] makes a
+// generation from the objects, and lists each object without a part in it as a [Skip].
 //
-// The error of Generate joins an [*ObjectError] for each field that is wrong. A headless service or
+// The error of Generate joins an [*ObjectError] for each wrong field. A headless service or
 // another object that kube-proxy ignores is no error. Generate is a pure function that any
 // goroutine may call; a Decoder is for one goroutine.
 //
@@ -27,11 +27,11 @@ import (
 const largeCluster = 1000
 
 // Generate returns the rules that a full sync of kube-proxy leaves in nat and filter, and the
-// objects and fields that it skipped. The order of the objects has no influence. The error joins
-// one *ObjectError for each field that is wrong.
+// objects and fields that it skipped. The order of the objects has no influence. The error
+// joins one *ObjectError for each wrong field.
 //
-// It does not write the canaries of kube-proxy and kubelet and KUBE-IPTABLES-HINT, by which their
-// owners notice a flush, nor rules that only count (nfacct).
+// It does not write rules that only count (nfacct), nor KUBE-IPTABLES-HINT and the canaries of
+// kube-proxy and kubelet, by which their owners notice a flush.
 func Generate(objects Objects, options Options) (rules.Generation, []Skip, error) {
 	nodes, err := options.nodes(objects)
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// everything reads testdata/everything.yaml and options that go with it.
+// everything reads testdata/everything.yaml and its options.
 func everything(t testing.TB) (Objects, Options) {
 	t.Helper()
 	text, err := os.ReadFile("testdata/everything.yaml")
@@ -33,7 +33,7 @@ func everything(t testing.TB) (Objects, Options) {
 	return objects, o
 }
 
-// TestGolden shows what is written of a cluster with services of every kind.
+// TestGolden shows the rules for a cluster with services of every kind.
 func TestGolden(t *testing.T) {
 	g, skips, err := Generate(everything(t))
 	if err != nil {
@@ -48,7 +48,7 @@ func TestGolden(t *testing.T) {
 	golden.Compare(t, "everything.skips.golden", []byte(skipped.String()))
 }
 
-// TestOrder gives the objects in many orders and wants the same bytes.
+// TestOrder passes the objects in many orders and requires the same bytes.
 func TestOrder(t *testing.T) {
 	render := func(o Objects, options Options) string {
 		g, skips, err := Generate(o, options)
@@ -205,7 +205,7 @@ func TestLocalDetection(t *testing.T) {
 	}
 }
 
-// TestLargeCluster counts endpoints of proxied services in one family, ready
+// TestLargeCluster: the count includes the endpoints of proxied services in one family, ready
 // or not.
 func TestLargeCluster(t *testing.T) {
 	for _, c := range []struct {

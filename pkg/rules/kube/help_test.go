@@ -13,8 +13,8 @@ func newNode(name, zone string) *Node {
 	return &Node{ObjectMeta: ObjectMeta{Name: name, Labels: map[string]string{LabelZone: zone}}}
 }
 
-// newService returns a service without ports whose addresses, one or two, also
-// say which families it has.
+// newService returns a service without ports. Its addresses, one or two, also determine its
+// families.
 func newService(namespace, name string, addresses ...string) *Service {
 	s := &Service{ObjectMeta: ObjectMeta{Namespace: namespace, Name: name}}
 	s.Spec.Type = TypeClusterIP
@@ -51,9 +51,9 @@ func newSlice(namespace, service, suffix string, port ServicePort, endpoints ...
 	return s
 }
 
-// generate returns what one family's table holds, jumps and chains in iptables'
-// own words; names of chains that belong to one service end in its number of
-// appearance, so that tests can be read.
+// generate returns the content of a table of one family: jumps and chains in iptables' words.
+// Names of chains of a service end with the number of their appearance, which makes tests
+// readable.
 func generate(t *testing.T, o Objects, options Options, f rules.Family, table rules.TableName) []string {
 	t.Helper()
 	g, _, err := Generate(o, options)
@@ -75,7 +75,7 @@ func generate(t *testing.T, o Objects, options Options, f rules.Family, table ru
 	return lines
 }
 
-// about returns the lines that hold one of the words.
+// about returns the lines that hold any of the words.
 func about(lines []string, words ...string) []string {
 	var found []string
 	for _, l := range lines {

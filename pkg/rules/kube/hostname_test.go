@@ -5,8 +5,9 @@ import (
 	"testing"
 )
 
-// The node's name decides which endpoints are local. If no flag gives it, a
-// manifest with one Node object does; with several, guessing would be wrong.
+// TestHostnameByTheOnlyNode: the node's name decides which endpoints are local. If no flag sets
+// it, a manifest with a single Node object does. With several Node objects a guess would be
+// wrong.
 func TestHostnameByTheOnlyNode(t *testing.T) {
 	node := func(name string) string {
 		return "apiVersion: v1\nkind: Node\nmetadata: {name: " + name + ", labels: {topology.kubernetes.io/zone: z-" + name + "}}\n"

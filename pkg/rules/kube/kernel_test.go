@@ -12,8 +12,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestSpelling loads the corpus into both backends and wants iptables-save to
-// print our rules in our own words, and kube-proxy's as ours.
+// TestSpelling loads the corpus into both backends. iptables-save must print this package's
+// rules unchanged, and kube-proxy's rules in the same words.
 func TestSpelling(t *testing.T) {
 	for _, backend := range []string{"nft", "legacy"} {
 		t.Run(backend, func(t *testing.T) {
@@ -42,7 +42,7 @@ func TestSpelling(t *testing.T) {
 					for _, table := range []rules.TableName{rules.Nat, rules.Filter} {
 						want := words(tableOf(t, g[c.family.Table(table)], table))
 						for what, saved := range map[string]rules.Ruleset{"ours (- written, + saved)": ours, "(- ours, + kube-proxy's, both saved)": theirs} {
-							if got := words(saved[table]); !reflect.DeepEqual(want, got) { // cmp takes long to say so
+							if got := words(saved[table]); !reflect.DeepEqual(want, got) { // cmp takes long for large values
 								t.Errorf("%s %s: %s:\n%s", name, table, what, cmp.Diff(want, got))
 							}
 						}
@@ -66,9 +66,9 @@ func words(table *rules.Table) map[string][]string {
 	return all
 }
 
-// inOrder returns a chain's rules. Where kube-proxy leaves the order to chance,
-// the rules of a port of a service keep theirs and the ports are sorted; and so
-// are the rules for addresses that have node ports, which end KUBE-SERVICES.
+// inOrder returns a chain's rules. Where kube-proxy's order is random, the rules of a service's
+// port keep their order and the ports are sorted. The same holds for the rules for addresses
+// with node ports, which end KUBE-SERVICES.
 func inOrder(c rules.Chain) []rules.Rule {
 	all := slices.Clone(c.Rules)
 	switch c.Name {
@@ -91,8 +91,8 @@ func sortBy(all []rules.Rule, key func(words []string) string) {
 	})
 }
 
-// subject returns the first word of a rule's comment and its protocol: the
-// port of a service that the rule is about.
+// subject returns the first word of a rule's comment and its protocol. They identify the rule's
+// service port.
 func subject(words []string) string {
 	return strings.Fields(option(words, "--comment") + " -")[0] + " " + option(words, "-p")
 }

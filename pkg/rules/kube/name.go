@@ -9,8 +9,8 @@ const (
 	endpointPrefix = "KUBE-SEP-" // translates to one endpoint
 )
 
-// hashLength is the length of the part of a chain's name that identifies one port of a service, or
-// one endpoint of it (kube-proxy's portProtoHash and servicePortEndpointChainName). It is the
-// beginning of a SHA-256 sum in base32, so that names stay within the 28 characters that iptables
-// allows.
+// hashLength is the length of the part of a chain's name that identifies a service's port or an
+// endpoint (kube-proxy's portProtoHash and servicePortEndpointChainName). The part is the
+// beginning of a SHA-256 sum in base32, so that names have at most the 28 characters that
+// iptables allows.
 const hashLength = 16

@@ -4,12 +4,12 @@ import (
 	"net/netip"
 )
 
-// Objects are what the rules are generated from. This package does not change them.
+// Objects are the input of Generate. This package does not change them.
 type Objects struct {
 	Services []*Service
 	Slices   []*EndpointSlice
 	Nodes    []*Node
-	// Skipped are the objects of other kinds that were read with these.
+	// Skipped are the objects of other kinds that were in the same documents.
 	Skipped []Skip
 
 	origin map[any]string // by pointer to the object: file and line
@@ -26,7 +26,7 @@ func (all *Objects) Add(o Objects) {
 	}
 }
 
-// addFrom appends the objects of a document, and records where the document stands.
+// addFrom appends the objects of a document, and records the document's place.
 func (all *Objects) addFrom(o Objects, where string) {
 	for _, s := range o.Services {
 		all.from(s, where)
@@ -51,14 +51,14 @@ func (all *Objects) from(object any, where string) {
 	all.origin[object] = where
 }
 
-// A Skip is an object, or a field of one, that has no part in the rules.
+// A Skip is an object, or a field of an object, that has no part in the rules.
 type Skip struct {
 	Where  string // file and line; empty when the object was not read from a file
 	Object string // kind, namespace and name
 	Field  string // empty for the whole object
 	Reason string
-	// Broken says that the object is wrong. If it is false, kube-proxy ignores such objects by
-	// design: headless services, those of another proxy, and the like.
+	// Broken says that the object is wrong. Otherwise kube-proxy ignores such objects by
+	// design: headless services, services of another proxy, and the like.
 	Broken bool
 	// Unknown says that the object's kind declares no rules. It is an error, because the kind
 	// may be misspelled.
@@ -95,8 +95,8 @@ func (all *Objects) node(name string) *Node {
 	return nil
 }
 
-// podCIDRs returns the pod CIDRs of n. It takes the older field where the API server has not
-// copied that into the newer one.
+// podCIDRs returns the pod CIDRs of n. It uses the older field if the API server has not copied
+// it into the newer one.
 func podCIDRs(n *Node) []string {
 	switch {
 	case n == nil:
@@ -108,8 +108,8 @@ func podCIDRs(n *Node) []string {
 	}
 }
 
-// hostIPs returns the addresses of n, at most one of each family: the first
-// internal one, else the first external one (kube-proxy's GetNodeHostIPs).
+// hostIPs returns the addresses of n, at most one of each family. It prefers the first internal
+// address, then the first external one (kube-proxy's GetNodeHostIPs).
 func hostIPs(n *Node) []netip.Addr {
 	if n == nil {
 		return nil

@@ -10,8 +10,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A LocalMode says how rules recognise traffic of the node's own pods. The values are those of
-// kube-proxy's --detect-local-mode.
+// A LocalMode is the way in which rules recognise traffic of the node's own pods. The values
+// are the values of kube-proxy's --detect-local-mode.
 type LocalMode string
 
 // The modes of kube-proxy 1.36.
@@ -25,15 +25,15 @@ const (
 // Primary is the value of --nodeport-addresses for the node's own addresses.
 const Primary = "primary"
 
-// Options say for which node, and how, rules are written. The fields are named like the flags of
-// kube-proxy and kubelet.
+// Options describe the node and the way to write its rules. The fields have the names of the
+// flags of kube-proxy and kubelet.
 type Options struct {
 	// Families are the IP families to write; none means both.
 	Families []rules.Family
 	// HostnameOverride is the name of this node in its Node object and in local endpoints.
 	// Empty means the name of the only Node object.
 	HostnameOverride string
-	// NodeIPs are the node's addresses, at most one of each family. A missing one is taken
+	// NodeIPs are the node's addresses, at most one of each family. Missing addresses are taken
 	// from the Node object.
 	NodeIPs []netip.Addr
 
@@ -46,7 +46,7 @@ type Options struct {
 	// later).
 	RandomFully bool
 
-	// DetectLocalMode chooses which of the next three fields is used.
+	// DetectLocalMode decides which of the next three fields is used.
 	DetectLocalMode        LocalMode
 	ClusterCIDRs           []string // none: no local detection
 	PodBridgeInterface     string
@@ -77,7 +77,7 @@ func DefaultOptions() Options {
 	}
 }
 
-// A node is what the rules of one family depend on, apart from the objects.
+// A node is the input of one family's rules, apart from the objects.
 type node struct {
 	Options
 	family     rules.Family
@@ -90,12 +90,12 @@ type node struct {
 	localhost  bool         // node ports are open on 127.0.0.0/8
 }
 
-// A detector holds the matches that recognise traffic of local pods. All are empty when local
+// A detector holds the matches that recognise traffic of local pods. All are empty if local
 // detection is off.
 type detector struct {
 	local        string
-	notSource    string // stands before the destination in what iptables prints
-	notInterface string // stands behind it
+	notSource    string // iptables prints it before the destination
+	notInterface string // iptables prints it behind the destination
 }
 
 func (d detector) implemented() bool { return d.local != "" }
@@ -156,9 +156,9 @@ func (o Options) nodes(objects Objects) ([]node, error) {
 	return all, errors.Join(bad...)
 }
 
-// detectors returns the local detection of both families, as kube-proxy's getLocalDetectors does.
-// A node may have several CIDRs of a family, and the first one counts; a cluster may have one
-// only.
+// detectors returns the local detection of both families, as kube-proxy's getLocalDetectors
+// does. A node may have several CIDRs of a family, and the first one counts. A cluster may have
+// only one.
 func (o Options) detectors(self *Node) (map[rules.Family]detector, error) {
 	byCIDR := func(flag string, cidrs []string) (map[rules.Family]detector, error) {
 		found := map[rules.Family]detector{}
@@ -188,7 +188,7 @@ func (o Options) detectors(self *Node) (map[rules.Family]detector, error) {
 	case ClusterCIDR, "":
 		return byCIDR("--cluster-cidr", o.ClusterCIDRs)
 	case NodeCIDR:
-		// kube-proxy waits for the node's pod CIDRs, and ends if they do not come.
+		// kube-proxy waits for the node's pod CIDRs, and exits if it does not get them.
 		if len(podCIDRs(self)) == 0 {
 			return nil, fmt.Errorf("--detect-local-mode: NodeCIDR needs a Node object %q with spec.podCIDRs", o.HostnameOverride)
 		}
@@ -246,7 +246,7 @@ func (o Options) nodePortPrefixes(ips map[rules.Family]netip.Addr) ([]netip.Pref
 }
 
 // openNodePorts sets the addresses on which node ports are open, as kube-proxy's
-// NodePortAddresses does: without a CIDR of the family these are all addresses.
+// NodePortAddresses does. Without a CIDR of the family, node ports are open on all addresses.
 func (n *node) openNodePorts(cidrs []netip.Prefix) {
 	var mine []netip.Prefix
 	for _, cidr := range cidrs {
@@ -274,7 +274,7 @@ func (n *node) openNodePorts(cidrs []netip.Prefix) {
 	n.nodePorts = slices.Compact(n.nodePorts)
 }
 
-// isInterface reports whether iptables takes the name.
+// isInterface reports whether iptables accepts the name.
 func isInterface(name string) bool {
 	return len(name) <= 15 && !strings.ContainsAny(name, " \t\n\"/!") && !strings.HasPrefix(name, "-")
 }

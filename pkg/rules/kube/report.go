@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-// A report collects what is wrong with objects while they are read.
+// A report collects the faults of objects while they are read.
 type report struct {
 	objects *Objects
 	skips   []Skip
@@ -31,7 +31,7 @@ func (r *report) slice(s *EndpointSlice) reporter {
 
 func (r *report) node(n *Node) reporter { return reporter{r, n, "Node", "", n.Name} }
 
-// title names the object. It is made only for a message.
+// title names the object. It is only called for a message.
 func (r reporter) title() string {
 	if r.namespace == "" {
 		return r.kind + " " + r.name
@@ -39,7 +39,7 @@ func (r reporter) title() string {
 	return r.kind + " " + r.namespace + "/" + r.name
 }
 
-// at returns " (also in FILE:LINE)", or nothing for an object from no file.
+// at returns " (also in FILE:LINE)", or "" if the object is from no file.
 func (r *report) at(object any) string {
 	if where := r.objects.origin[object]; where != "" {
 		return " (also in " + where + ")"
@@ -52,7 +52,8 @@ func (r reporter) skip(field, reason string) {
 	r.skips = append(r.skips, Skip{r.objects.origin[r.object], r.title(), field, reason, false, false})
 }
 
-// broken records that the object, or a field of it, is wrong, and that kube-proxy leaves it out.
+// broken records that the object, or a field of it, is wrong, and that kube-proxy leaves it
+// out.
 func (r reporter) broken(field, format string, args ...any) {
 	r.skips = append(r.skips, Skip{r.objects.origin[r.object], r.title(), field, fmt.Sprintf(format, args...), true, false})
 }
@@ -62,7 +63,8 @@ func (r reporter) refuse(field, format string, args ...any) {
 	r.errs = append(r.errs, &ObjectError{r.objects.origin[r.object], r.title(), field, fmt.Sprintf(format, args...)})
 }
 
-// skipped returns the skips, sorted, each once: reading both families may have recorded the same.
+// skipped returns the skips, sorted and without duplicates: a read of both families may have
+// recorded a skip twice.
 func (r *report) skipped() []Skip {
 	slices.SortFunc(r.skips, func(a, b Skip) int {
 		return cmp.Or(cmp.Compare(a.Object, b.Object), cmp.Compare(a.Where, b.Where),

@@ -15,8 +15,8 @@ const (
 	labelHeadless  = "service.kubernetes.io/headless"
 )
 
-// A servicePort is one port of a service in one family, with everything that its rules depend on.
-// It follows kube-proxy's newBaseServiceInfo.
+// A servicePort is a port of a service in one family, with all input of its rules. It follows
+// kube-proxy's newBaseServiceInfo.
 type servicePort struct {
 	name     string // NAMESPACE/SERVICE or NAMESPACE/SERVICE:PORT
 	protocol string // in lower case
@@ -42,8 +42,8 @@ func (p *servicePort) external() bool {
 	return p.nodePort != "" || len(p.lbIPs) > 0 || len(p.externalIPs) > 0
 }
 
-// usesCluster reports whether some traffic follows policy Cluster. With policy Local for external
-// destinations, traffic from the node and its pods to them still does.
+// usesCluster reports whether some traffic follows policy Cluster. Under policy Local for
+// external destinations, traffic to them from the node and its pods still does.
 func (p *servicePort) usesCluster() bool { return !p.internalLocal || p.external() }
 
 // usesLocal reports whether some traffic follows policy Local.
@@ -115,7 +115,8 @@ func (read *reader) service(all []servicePort, s *Service) []servicePort {
 	return all
 }
 
-// port fills in what one port of the service adds, and reports whether the port is valid.
+// port sets the fields of p that belong to one port of the service, and reports whether the
+// port is valid.
 func (read *reader) port(p *servicePort, s *Service, number int, r reporter) bool {
 	from := &s.Spec.Ports[number]
 	p.from = from
@@ -154,8 +155,8 @@ func (read *reader) port(p *servicePort, s *Service, number int, r reporter) boo
 	return ok
 }
 
-// clusterIP returns the service's address in a family, and the field that holds it. Objects from
-// before dual stack have no list of families.
+// clusterIP returns the service's address in a family, and the field that holds it. Objects
+// from the time before dual stack have no list of families.
 func clusterIP(s *Service, f rules.Family) (field, address string) {
 	if len(s.Spec.IPFamilies) == 0 {
 		ip, ok := parseIP(s.Spec.ClusterIP)
@@ -185,8 +186,8 @@ func externalIPs(s *Service, f rules.Family, r reporter) []string {
 	return all
 }
 
-// loadBalancerIPs returns the ingress addresses with which traffic arrives at the node. It leaves
-// out those of a load balancer that is a proxy itself.
+// loadBalancerIPs returns the ingress addresses with which traffic arrives at the node. It
+// leaves out the addresses of a load balancer that is a proxy itself.
 func loadBalancerIPs(s *Service, f rules.Family, r reporter) []string {
 	var all []string
 	for i, ingress := range s.Status.LoadBalancer.Ingress {
@@ -203,8 +204,8 @@ func loadBalancerIPs(s *Service, f rules.Family, r reporter) []string {
 	return all
 }
 
-// sourceRanges returns the sources that may use the load balancer's addresses. The result is nil,
-// which means all, if a range includes every address or if no range can be read.
+// sourceRanges returns the sources that may use the load balancer's addresses. If a range
+// includes every address, or if no range can be read, it returns nil, which means all sources.
 func sourceRanges(s *Service, f rules.Family, r reporter) []netip.Prefix {
 	var all []netip.Prefix
 	for i, text := range s.Spec.LoadBalancerSourceRanges {
@@ -228,7 +229,7 @@ const (
 	defaultAffinity = 10800
 )
 
-// affinity returns for how many seconds a client keeps its endpoint, as text.
+// affinity returns, as text, the number of seconds for which a client keeps its endpoint.
 func affinity(s *Service, r reporter) string {
 	switch s.Spec.SessionAffinity {
 	case AffinityClientIP:
@@ -249,8 +250,8 @@ func affinity(s *Service, r reporter) string {
 	return strconv.Itoa(int(seconds))
 }
 
-// externalLocal reports whether external traffic follows policy Local. The field has an effect
-// only for types that have external destinations.
+// externalLocal reports whether external traffic follows policy Local. The field has no effect
+// for types without external destinations.
 func externalLocal(s *Service) bool {
 	if s.Spec.ExternalTrafficPolicy != PolicyLocal {
 		return false
@@ -279,7 +280,7 @@ func familyName(f rules.Family) string {
 }
 
 // isDNSLabel reports whether name is a DNS label (RFC 1123). The API server accepts no other
-// names, and others could end a comment or be too long for one.
+// names. Other names could end a comment or be too long for it.
 func isDNSLabel(name string) bool {
 	return name != "" && len(name) <= 63 && name[0] != '-' && name[len(name)-1] != '-' &&
 		strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789-") == ""

@@ -15,13 +15,13 @@ const (
 	kubeletFirewall       = "KUBE-FIREWALL"
 )
 
-// A jump is a rule of a built-in chain that leads into one of kube-proxy's chains.
+// A jump is a rule of a built-in chain that leads into a chain of kube-proxy.
 type jump struct{ chain, target, match string }
 
 const newOnly = " -m conntrack --ctstate NEW"
 
-// The jumps in the order in which they stand in the chains. kube-proxy prepends each jump, so the
-// order is the reverse of iptablesJumpChains; kubelet's come first.
+// The jumps in the order of the chains. kube-proxy prepends each jump, so the order is the
+// reverse of iptablesJumpChains. kubelet's jumps are first.
 var (
 	natJumps = []jump{
 		{"PREROUTING", servicesChain, comment + `kubernetes service portals"`},
@@ -51,8 +51,8 @@ func (w *writer) jumps(all []jump) []rules.Jump {
 	return made
 }
 
-// natChains returns the chains of nat: the shared ones, then those of the services. newWriter
-// left room for the shared ones.
+// natChains returns the chains of nat: first the shared ones, for which newWriter left room,
+// then the services' chains.
 func (w *writer) natChains() []rules.Chain {
 	bit := mark(w.IPTablesMasqueradeBit)
 	masquerade := []string{comment, `kubernetes service traffic requiring SNAT" -j MASQUERADE`}
@@ -63,7 +63,7 @@ func (w *writer) natChains() []rules.Chain {
 		{Name: servicesChain, Rules: append(w.services, w.toNodePorts()...)},
 		{Name: postrouting, Rules: []rules.Rule{
 			w.jump("RETURN", " -m mark ! --mark ", bit, "/", bit),
-			// Clear the bit: the packet may come here again, and must not be masqueraded twice.
+			// Clear the bit: the packet may pass here again, and must not be masqueraded twice.
 			w.rule("MARK", " -j MARK --set-xmark ", bit, "/0x0"),
 			w.rule("MASQUERADE", masquerade...),
 		}},
@@ -85,8 +85,8 @@ func (w *writer) setMark(bit int) rules.Rule {
 func (w *writer) toNodePorts() []rules.Rule {
 	const last = comment + `kubernetes service nodeports; NOTE: this must be the last rule in this chain"`
 	if w.everywhere {
-		// Node ports never work on ::1, and on 127.0.0.0/8 only with the
-		// sysctl route_localnet, which kube-proxy sets.
+		// Node ports never work on ::1. On 127.0.0.0/8 they only work with the sysctl
+		// route_localnet, which kube-proxy sets.
 		not := ""
 		switch {
 		case w.family == rules.IPv6:
@@ -108,7 +108,7 @@ func (w *writer) filterChains() []rules.Chain {
 	bit := mark(w.IPTablesMasqueradeBit)
 	var forwarded []rules.Rule
 	if !w.ConntrackTCPBeLiberal {
-		// Without it the kernel resets connections: kubernetes issue 74839.
+		// Without this rule the kernel resets connections: kubernetes issue 74839.
 		forwarded = append(forwarded, w.jump("DROP", " -m conntrack --ctstate INVALID"))
 	}
 	forwarded = append(forwarded,
@@ -125,8 +125,8 @@ func (w *writer) filterChains() []rules.Chain {
 }
 
 // localnet returns the rules of KUBE-FIREWALL, which kube-proxy and kubelet share. The first
-// closes what route_localnet opens (kubernetes issue 90259). The second drops what KUBE-MARK-DROP
-// has marked, in the order of kubelet 1.25 to 1.27.
+// rule closes a hole that route_localnet opens (kubernetes issue 90259). The second drops
+// packets that KUBE-MARK-DROP has marked, in the order of kubelet 1.25 to 1.27.
 func (w *writer) localnet() []rules.Rule {
 	var all []rules.Rule
 	if w.family == rules.IPv4 && (w.localhost || w.MakeIPTablesUtilChains) {

@@ -10,12 +10,12 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// comment begins a comment. Comments of kube-proxy's rules have a space or a slash in them, so
+// comment begins a comment. Comments of kube-proxy's rules have a space or a slash, so
 // iptables-save prints them in quotes.
 const comment = ` -m comment --comment "`
 
-// A text holds the words of all rules, and the slices of rules, in a few large pieces of memory.
-// Allocating each of 60,000 rules would take as long as writing them.
+// A text holds the words of all rules, and the slices of rules, in a few large pieces of
+// memory. A separate allocation for each of 60,000 rules would take as long as the writing.
 type text struct {
 	b       *strings.Builder
 	rules   []rules.Rule // room that list has not used yet
@@ -46,8 +46,8 @@ func (t *text) room(length int) {
 	}
 }
 
-// rule returns the rule with the words of parts. Each part begins with a space, so the first
-// space is cut off.
+// rule returns the rule with the words of parts. Each part begins with a space, so rule cuts
+// off the first space.
 func (t *text) rule(target string, parts ...string) rules.Rule {
 	return rules.Rule{Spec: t.join(parts...)[1:], Target: target}
 }
@@ -59,7 +59,7 @@ func (t *text) jump(target string, parts ...string) rules.Rule {
 	return rules.Rule{Spec: t.join(words...)[1:], Target: target}
 }
 
-// chain returns the name of a chain: the prefix, and a hash of what the chain is for.
+// chain returns the name of a chain: the prefix, and a hash of the chain's purpose.
 func (t *text) chain(prefix string, of ...string) string {
 	t.scratch = t.scratch[:0]
 	for _, part := range of {
@@ -87,12 +87,12 @@ func (t *text) list(n int) []rules.Rule {
 
 // probability returns the match that holds once in n times, as iptables-save prints it.
 // kube-proxy writes ten digits, the kernel keeps 31 bits (xt_statistic), and iptables prints
-// these as eleven digits.
+// them as eleven digits.
 func probability(n int) string {
 	written := math.Round(1e10/float64(n)) / 1e10
 	kept := math.Round(written * (1 << 31))
 	return " -m statistic --mode random --probability " + strconv.FormatFloat(kept/(1<<31), 'f', 11, 64)
 }
 
-// mark returns the mark that a bit stands for, as iptables prints it.
+// mark returns the mark with a single bit, as iptables prints it.
 func mark(bit int) string { return "0x" + strconv.FormatUint(1<<uint(bit), 16) }

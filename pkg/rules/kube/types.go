@@ -1,11 +1,10 @@
 package kube
 
-// The types below are the JSON of Kubernetes' API: each has all fields of the API's own type of
-// that name, because a decoder of some of them could not tell a misspelled field from another
-// one. k8s.io/api has them too, and 6.6 MB of program with them. test/kubernetes compares both
-// field by field.
+// The types below are the JSON of Kubernetes' API. Each has all fields of the API's type of
+// that name, because otherwise the decoder could not recognise a misspelled field. k8s.io/api
+// has them too, but adds 6.6 MB to the program. test/kubernetes compares both field by field.
 
-// The values of the API that rules depend on, and its labels.
+// Labels and values of the API that rules depend on.
 const (
 	TypeClusterIP    = "ClusterIP"
 	TypeNodePort     = "NodePort"
@@ -37,13 +36,13 @@ const (
 	LabelZone        = "topology.kubernetes.io/zone"
 )
 
-// TypeMeta says what an object is.
+// TypeMeta is the type of an object.
 type TypeMeta struct {
 	Kind       string `json:"kind,omitempty"`
 	APIVersion string `json:"apiVersion,omitempty"`
 }
 
-// ObjectMeta is what objects of all kinds have.
+// ObjectMeta has the fields of objects of all kinds.
 type ObjectMeta struct {
 	Name                       string               `json:"name,omitempty"`
 	GenerateName               string               `json:"generateName,omitempty"`
@@ -62,7 +61,7 @@ type ObjectMeta struct {
 	ManagedFields              []ManagedFieldsEntry `json:"managedFields,omitempty"`
 }
 
-// An OwnerReference names an object that an object ends with.
+// An OwnerReference names an object whose deletion also deletes this one.
 type OwnerReference struct {
 	APIVersion         string `json:"apiVersion"`
 	Kind               string `json:"kind"`
@@ -72,7 +71,7 @@ type OwnerReference struct {
 	BlockOwnerDeletion *bool  `json:"blockOwnerDeletion,omitempty"`
 }
 
-// A ManagedFieldsEntry says which fields a program has set.
+// A ManagedFieldsEntry lists the fields that a program has set.
 type ManagedFieldsEntry struct {
 	Manager     string `json:"manager,omitempty"`
 	Operation   string `json:"operation,omitempty"`
@@ -101,7 +100,7 @@ type Service struct {
 	Status     ServiceStatus `json:"status"`
 }
 
-// ServiceSpec is how a service is wanted.
+// ServiceSpec is the wanted state of a service.
 type ServiceSpec struct {
 	Ports                         []ServicePort          `json:"ports,omitempty"`
 	Selector                      map[string]string      `json:"selector,omitempty"`
@@ -135,17 +134,17 @@ type ServicePort struct {
 	NodePort    int32       `json:"nodePort,omitempty"`
 }
 
-// SessionAffinityConfig is for affinity by the client's address, the only one.
+// SessionAffinityConfig is for affinity by the client's address, the only kind of affinity.
 type SessionAffinityConfig struct {
 	ClientIP *ClientIPConfig `json:"clientIP,omitempty"`
 }
 
-// ClientIPConfig says for how long a client keeps its endpoint.
+// ClientIPConfig has the time for which a client keeps its endpoint.
 type ClientIPConfig struct {
 	TimeoutSeconds *int32 `json:"timeoutSeconds,omitempty"`
 }
 
-// ServiceStatus is how a service is.
+// ServiceStatus is the actual state of a service.
 type ServiceStatus struct {
 	LoadBalancer LoadBalancerStatus `json:"loadBalancer"`
 	Conditions   []Condition        `json:"conditions,omitempty"`
@@ -180,7 +179,7 @@ type EndpointSlice struct {
 	Ports       []EndpointPort `json:"ports"`
 }
 
-// An Endpoint is a pod behind a service, or what stands for one.
+// An Endpoint is a pod, or another backend, behind a service.
 type Endpoint struct {
 	Addresses          []string           `json:"addresses"`
 	Conditions         EndpointConditions `json:"conditions"`
@@ -210,7 +209,7 @@ type ObjectReference struct {
 	FieldPath       string `json:"fieldPath,omitempty"`
 }
 
-// EndpointHints say from where an endpoint should be used.
+// EndpointHints name the places that should use an endpoint.
 type EndpointHints struct {
 	ForZones []Hint `json:"forZones,omitempty"`
 	ForNodes []Hint `json:"forNodes,omitempty"`

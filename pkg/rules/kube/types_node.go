@@ -8,7 +8,7 @@ type Node struct {
 	Status     NodeStatus `json:"status"`
 }
 
-// NodeSpec is how a node is wanted.
+// NodeSpec is the wanted state of a node.
 type NodeSpec struct {
 	PodCIDR             string                   `json:"podCIDR,omitempty"`
 	PodCIDRs            []string                 `json:"podCIDRs,omitempty"`
@@ -28,7 +28,7 @@ type Taint struct {
 	TimeAdded Time   `json:"timeAdded,omitempty"`
 }
 
-// A NodeConfigSource is where older kubelets had their configuration from.
+// A NodeConfigSource is the source of an older kubelet's configuration.
 type NodeConfigSource struct {
 	ConfigMap *ConfigMapNodeConfigSource `json:"configMap,omitempty"`
 }
@@ -42,12 +42,12 @@ type ConfigMapNodeConfigSource struct {
 	KubeletConfigKey string `json:"kubeletConfigKey"`
 }
 
-// A NodePodPreemptionPolicy says for whom no pod has to go.
+// A NodePodPreemptionPolicy lists the requesters for which the node preempts no pod.
 type NodePodPreemptionPolicy struct {
 	DisableResizePreemption []string `json:"disableResizePreemption,omitempty"`
 }
 
-// NodeStatus is how a node is. Rules depend on its addresses.
+// NodeStatus is the actual state of a node. Rules depend on its addresses.
 type NodeStatus struct {
 	Capacity         map[string]Quantity  `json:"capacity,omitempty"`
 	Allocatable      map[string]Quantity  `json:"allocatable,omitempty"`
@@ -75,7 +75,7 @@ type NodeCondition struct {
 	Message            string `json:"message,omitempty"`
 }
 
-// A NodeAddress is an address of a node, or its name.
+// A NodeAddress is an address or a name of a node.
 type NodeAddress struct {
 	Type    string `json:"type"`
 	Address string `json:"address"`
@@ -138,13 +138,13 @@ type NodeRuntimeHandler struct {
 	Features *NodeRuntimeHandlerFeatures `json:"features,omitempty"`
 }
 
-// NodeRuntimeHandlerFeatures are what a runtime handler has.
+// NodeRuntimeHandlerFeatures are the features of a runtime handler.
 type NodeRuntimeHandlerFeatures struct {
 	RecursiveReadOnlyMounts *bool `json:"recursiveReadOnlyMounts,omitempty"`
 	UserNamespaces          *bool `json:"userNamespaces,omitempty"`
 }
 
-// NodeFeatures are what a node's container runtime has.
+// NodeFeatures are the features of a node's container runtime.
 type NodeFeatures struct {
 	SupplementalGroupsPolicy *bool `json:"supplementalGroupsPolicy,omitempty"`
 }

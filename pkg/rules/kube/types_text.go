@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// No rule depends on the types of this file. They keep the text, and refuse what the API server
-// refuses.
+// No rule depends on the types of this file. They keep the text, and refuse values that the API
+// server refuses.
 
 // A Time is a time of RFC 3339, or empty.
 type Time string
@@ -90,7 +90,7 @@ func (i *IntOrString) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// MarshalJSON returns what was read.
+// MarshalJSON returns the text of the value.
 func (i IntOrString) MarshalJSON() ([]byte, error) { return []byte(i), nil }
 
 // Any is any JSON but null.
@@ -104,10 +104,10 @@ func (a *Any) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// MarshalJSON returns what was read.
+// MarshalJSON returns the text of the value.
 func (a Any) MarshalJSON() ([]byte, error) { return []byte(a), nil }
 
-// first returns the byte by which a value of JSON shows its type, or 0 where there is none.
+// first returns the byte by which a JSON value shows its type, or 0 for an empty text.
 func first(data []byte) byte {
 	if len(data) == 0 {
 		return 0
@@ -115,8 +115,8 @@ func first(data []byte) byte {
 	return data[0]
 }
 
-// mistyped makes an error about T of one about what T is read as: encoding/json adds the field to
-// errors of its own type, if they have none.
+// mistyped turns an error about the type in which T is read into an error about T.
+// encoding/json adds the field to errors of its own type, if they have none.
 func mistyped[T any](err error) error {
 	if wrong, ok := err.(*json.UnmarshalTypeError); ok {
 		return &json.UnmarshalTypeError{Value: wrong.Value, Type: reflect.TypeFor[T]()}

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestTextsOfHostileBytes: the types that keep text are exported, and take bytes from others than
-// encoding/json, too: what is no value of JSON is an error, and never a panic.
+// TestTextsOfHostileBytes: the types that keep text are exported, and other callers than
+// encoding/json may pass bytes. Bytes that are no JSON value are an error, and never a panic.
 func TestTextsOfHostileBytes(t *testing.T) {
 	for _, text := range []string{"", "\"", "{", "[", "1e", "\"\\u", "\x00", "-", "\"1Mi"} {
 		for name, into := range map[string]json.Unmarshaler{"Time": new(Time), "Quantity": new(Quantity), "IntOrString": new(IntOrString)} {

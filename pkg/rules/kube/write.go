@@ -17,7 +17,7 @@ type writer struct {
 	services, nodePorts                                 []rules.Rule // nat
 	refused, refusedOutside, healthPorts, notFromRanges []rules.Rule // filter
 
-	own []rules.Chain // in nat: room for the shared chains, then those of the services
+	own []rules.Chain // in nat: room for the shared chains, then the services' chains
 }
 
 func newWriter(n node, large bool, ports, endpoints int) *writer {
@@ -46,7 +46,7 @@ func (w *writer) servicePort(p *servicePort) {
 		firewall:     c.any && len(p.lbIPs) > 0 && len(p.ranges) > 0,
 		clusterChain: w.chain(clusterPrefix, p.name, p.protocol),
 	}
-	// One hash serves all of a port's chains.
+	// All chains of a port have the same hash.
 	id := o.clusterChain[len(clusterPrefix):]
 	o.localChain = w.join(localPrefix, id)
 	o.externalChain = w.join(externalPrefix, id)
@@ -81,7 +81,7 @@ func (w *writer) servicePort(p *servicePort) {
 	}
 }
 
-// An outcome is what the rules of one port of a service do on this node.
+// An outcome is the effect of the rules of a service's port on this node.
 type outcome struct {
 	*servicePort
 	choice
@@ -129,8 +129,8 @@ func (w *writer) capture(o *outcome) {
 	}
 }
 
-// refuse writes the rules for destinations without an endpoint: REJECT where no node has one,
-// DROP where policy is Local and this node has none.
+// refuse writes the rules for destinations without an endpoint. They are REJECT where no node
+// has an endpoint, and DROP where policy is Local and this node has none.
 func (w *writer) refuse(o *outcome) {
 	target, options, why := "REJECT", w.refusal, " has no endpoints"
 	if o.any {
@@ -158,8 +158,8 @@ func (w *writer) refuse(o *outcome) {
 	}
 }
 
-// external returns the rules for traffic to external destinations. Policy Local keeps the source
-// address. Traffic from this node and its pods follows policy Cluster all the same.
+// external returns the rules for traffic to external destinations. Policy Local keeps the
+// source address. Traffic from this node and its pods follows policy Cluster even then.
 func (w *writer) external(o *outcome) []rules.Rule {
 	all := w.list(4)
 	if !o.externalLocal {
@@ -182,8 +182,9 @@ func (w *writer) external(o *outcome) []rules.Rule {
 	return all
 }
 
-// firewall returns the rules that let the source ranges in. If this node is in a range, they let
-// in the load balancer's addresses too: traffic from here to them loops back with such a source.
+// firewall returns the rules that accept the source ranges. If a range contains this node, they
+// also accept the load balancer's addresses: the node's own traffic to them loops back with
+// such a source.
 func (w *writer) firewall(o *outcome) []rules.Rule {
 	all := w.list(len(o.ranges) + len(o.lbIPs) + 1)
 	fromHere := false
@@ -231,8 +232,8 @@ func (w *writer) policy(o *outcome, internal bool, endpoints []*endpoint) []rule
 	return all
 }
 
-// endpoint returns the rules that translate to one endpoint. An endpoint that calls its own
-// service must see another source address than its own, so they masquerade that.
+// endpoint returns the rules that translate to one endpoint. If an endpoint calls its own
+// service, it must not see its own source address, so the rules masquerade that traffic.
 func (w *writer) endpoint(o *outcome, e *endpoint) []rules.Rule {
 	note := w.endpointComment(o)
 	recent := ""
