@@ -53,8 +53,8 @@ func TestMetricsDocument(t *testing.T) {
 	}
 }
 
-// metricsTable returns the rows of docs/metrics.md. The text above them has the values of family and
-// table, and says that names in _total are counters.
+// metricsTable returns the rows of docs/metrics.md. The text above them has the values of family
+// and table, and says that names in _total are counters.
 func metricsTable(t *testing.T) string {
 	reg := prometheus.NewRegistry()
 	m := NewMetrics(reg, MetricsOptions{Families: rules.Families(), Sources: []string{"snapshot", "manifest", "rules-dir"}, Hints: watch.NewHints().Counts})
