@@ -1,4 +1,4 @@
-// Package limits tries each row of the table of limits in docs/security.md on the built
+// Package limits tries each row of the table of limits in docs/measured.md on the built
 // canaryd: who may write rules, files or requests goes to the limit and beyond. Each time canaryd
 // lives, stays within the memory that the manifest gives it, and puts back what another
 // table loses.

@@ -16,7 +16,7 @@ import (
 // TestProbesOfANodeInTrouble: another user holds every port from which 127.0.0.1:9475 can be
 // reached, and later a firewall rejects packets on loopback. A probe over TCP fails each time, and
 // kubelet would end canaryd in the middle of an outage. The probes of the manifests go on, as
-// docs/security.md promises.
+// docs/how-it-works.md says.
 func TestProbesOfANodeInTrouble(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		needRoot(n)
