@@ -97,21 +97,22 @@ func metricsTable(t *testing.T) string {
 			t.Errorf("%s has no series in complete, so the list would lack it", name)
 		}
 	}
-	text := "| metric | labels | meaning |\n|---|---|---|\n"
+	text := "| metric and labels | meaning |\n|---|---|\n"
 	for _, name := range slices.Sorted(maps.Keys(metrics)) {
 		m := metrics[name]
-		var labels []string
-		for _, label := range slices.Sorted(maps.Keys(m.labels)) {
-			if values := slices.Sorted(maps.Keys(m.labels[label])); len(values) > 0 && label != "family" && label != "table" {
-				label += ": " + strings.Join(values, ", ")
-			}
-			labels = append(labels, label)
+		help, labels := m.help, strings.Join(slices.Sorted(maps.Keys(m.labels)), ",")
+		if labels != "" {
+			labels = "{" + labels + "}"
 		}
-		help := m.help
 		if m.kind == "histogram" {
 			help += " Histogram."
 		}
-		text += fmt.Sprintf("| `%s` | %s | %s |\n", name, strings.Join(labels, "; "), help)
+		for _, label := range slices.Sorted(maps.Keys(m.labels)) {
+			if values := slices.Sorted(maps.Keys(m.labels[label])); len(values) > 0 && !slices.Contains([]string{"family", "table", "backend", "mode"}, label) {
+				help += " " + label + ": " + strings.Join(values, ", ")
+			}
+		}
+		text += fmt.Sprintf("| `%s%s` | %s |\n", name, labels, help)
 	}
 	return text
 }

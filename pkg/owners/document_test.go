@@ -20,8 +20,8 @@ func made() map[string]map[string]string {
 	}
 }
 
-// TestOwnersInDocuments: the tables that documents have of owners are made from the table of owners.
-// With -update they are written again; the text around them is written by hand.
+// TestOwnersInDocuments: the tables of owners in documents are made from the table of owners. With
+// -update they are written again; the text around them is written by hand.
 func TestOwnersInDocuments(t *testing.T) {
 	for path, tables := range made() {
 		text, err := os.ReadFile(path)
@@ -129,7 +129,7 @@ func placesText(places []Straight) string {
 
 // presetTable has all owners: the word of each, the damage of a flush, and all that the word names.
 func presetTable() string {
-	text := "| word: owner | a flush breaks | it writes them again | chains, **rules** in built-in chains, native **tables** |\n|---|---|---|---|\n"
+	text := "| word: owner | a flush breaks; the owner repairs | chains, **rules** in built-in chains, native **tables** |\n|---|---|---|\n"
 	for _, o := range All() {
 		var names []string
 		if o.Preset != "" {
@@ -139,7 +139,7 @@ func presetTable() string {
 				}
 			}
 		}
-		text += fmt.Sprintf("| %s: [%s](%s) | %s | %s | %s |\n", wordsFor(o), o.Title, o.Docs, o.Breaks, o.Heals, strings.Join(names, "; "))
+		text += fmt.Sprintf("| %s: [%s](%s) | %s; %s | %s |\n", wordsFor(o), o.Title, o.Docs, o.Breaks, o.Heals, strings.Join(names, "; "))
 	}
 	return text
 }

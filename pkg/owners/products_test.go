@@ -21,34 +21,29 @@ type product struct {
 	owners []string
 	// flushes says how a product that is no owner flushes.
 	flushes string
-	// word names the rules of a product that is no owner.
-	word string
 	// remark has the words that users search for, and hints.
 	remark string
 }
 
 // products are the rows of owners, in their order.
 var products = []product{
-	{name: "Docker, Swarm, ufw-docker", owners: []string{"docker"}, remark: "`No chain/target/match by that name`; [bridges with other names](presets.md#what-the-presets-do-not-take)"},
-	{name: "podman, netavark", owners: []string{"podman"}, remark: "By hand: `podman network reload --all`."},
-	{name: "Kubernetes, kube-proxy", owners: []string{"kube-proxy", "kubelet"}, remark: "Services time out."},
-	{name: "hostPort, portmap, Multus", owners: []string{"portmap", "ipmasq", "firewall"}, remark: "Host ports fail."},
+	{name: "Docker, Swarm, ufw-docker", owners: []string{"docker"}, remark: "`No chain/target/match by that name`"},
+	{name: "podman, netavark", owners: []string{"podman"}},
+	{name: "Kubernetes, kube-proxy", owners: []string{"kube-proxy", "kubelet"}},
+	{name: "hostPort, portmap, Multus", owners: []string{"portmap", "ipmasq", "firewall"}},
 	{name: "k3s", owners: []string{"kube-proxy", "flannel", "kube-router", "portmap"}},
 	{name: "RKE2, Canal", owners: []string{"kube-proxy", "calico", "flannel", "portmap"}, remark: "Nodes become NotReady."},
 	{name: "MicroK8s", owners: []string{"microk8s", "kube-proxy", "calico"}},
 	{name: "OpenShift, OKD, CRI-O, MicroShift", owners: []string{"crio", "ovn-kubernetes", "openshift-sdn"}, remark: "Router ports 80 and 443 fail."},
-	{name: "Calico", owners: []string{"calico"}, remark: "Policies open, or pods cut off."},
 	{name: "EKS, amazon-vpc-cni", owners: []string{"aws-node"}},
 	{name: "GKE, ip-masq-agent", owners: []string{"ip-masq-agent"}, remark: "Pods' addresses leave the cluster."},
-	{name: "Istio ambient", owners: []string{"istio"}, remark: "Probes fail."},
+	{name: "Istio ambient", owners: []string{"istio"}},
 	{name: "NodeLocal DNSCache", owners: []string{"node-local-dns"}, remark: "DNS fails or is slow."},
-	{name: "kube2iam, kiam", owners: []string{"kube2iam"}, remark: "Pods get the node's role."},
-	{name: "systemd-networkd, systemd-nspawn", owners: []string{"networkd"}, remark: "`IPMasquerade=`"},
-	{name: "Antrea, Cilium, flannel, kube-ovn, kube-router, Tailscale, Weave Net", owners: []string{"antrea", "cilium", "flannel", "kube-ovn", "kube-router", "tailscale", "weave"}, remark: "The product's own word of these."},
-	{name: "Incus, libvirt, LXD", owners: []string{"incus", "libvirt", "lxd"}, remark: "Likewise. Guests lose internet and DHCP."},
-	{name: "CrowdSec, fail2ban", owners: []string{"crowdsec", "fail2ban"}, remark: "Likewise. Bans have no effect."},
-	{name: "wg-quick, PostUp", owners: []string{"wg-quick"}, remark: "`canaryd detect` prints [the words](presets.md#words-that-detect-proposes). `PostDown` still works."},
-	{name: "your own script", word: "`rule:TABLE:CHAIN:GLOB`", remark: "As wg-quick. Or declare chains with `--rules-dir`."},
+	{name: "kube2iam, kiam", owners: []string{"kube2iam"}},
+	{name: "systemd-networkd, systemd-nspawn", owners: []string{"networkd"}},
+	{name: "Antrea, Calico, Cilium, CrowdSec, fail2ban, flannel, Incus, kube-ovn, kube-router, libvirt, LXD, Tailscale, Weave Net", remark: "The product's own word of these.",
+		owners: []string{"antrea", "calico", "cilium", "crowdsec", "fail2ban", "flannel", "incus", "kube-ovn", "kube-router", "libvirt", "lxd", "tailscale", "weave"}},
+	{name: "wg-quick, PostUp, your own script", owners: []string{"wg-quick"}, remark: "`canaryd detect` prints [the words](presets.md#words-that-detect-proposes). `PostDown` still works."},
 }
 
 // flushers are the rows of programs that flush others' rules and have no word.
@@ -94,9 +89,8 @@ func TestProducts(t *testing.T) {
 
 func productTable() string {
 	var b strings.Builder
-	b.WriteString("| product | word | symptom, remark |\n|---|---|---|\n")
+	b.WriteString("| product | word, remark |\n|---|---|\n")
 	for _, p := range products {
-		word := p.word
 		var presets, words []string
 		for _, name := range p.owners {
 			if o := row(name); o.Preset != "" {
@@ -108,15 +102,16 @@ func productTable() string {
 		if len(presets) > 0 {
 			words = append([]string{code(strings.Join(distinct(presets), ","))}, words...)
 		}
-		if len(words) > 0 {
-			word = strings.Join(words, ", ")
+		cell := strings.Join(words, ", ")
+		if p.remark != "" {
+			cell += ". " + p.remark
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s |\n", p.name, word, p.remark)
+		fmt.Fprintf(&b, "| %s | %s |\n", p.name, cell)
 	}
 	b.WriteString("\nFirewall managers have no word. canaryd replays others' rules that they flush:\n\n")
-	b.WriteString("| manager | flushes | remark |\n|---|---|---|\n")
+	b.WriteString("| manager | flushes |\n|---|---|\n")
 	for _, m := range flushers {
-		fmt.Fprintf(&b, "| %s | %s | %s |\n", m.name, m.flushes, m.remark)
+		fmt.Fprintf(&b, "| %s | %s. %s |\n", m.name, m.flushes, m.remark)
 	}
 	return b.String()
 }
