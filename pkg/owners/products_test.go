@@ -57,8 +57,8 @@ var flushers = []product{
 	{name: "nftables.service", flushes: "`flush ruleset`, all of nft", remark: "iptables-legacy keeps its rules."},
 }
 
-// TestProducts: the tables of products in docs/troubleshoot.md are made from the table of owners, and
-// lead to each owner. With -update they are written again.
+// TestProducts: the tables of products in docs/troubleshoot.md are made from the table of owners,
+// and lead to each owner. With -update they are written again.
 func TestProducts(t *testing.T) {
 	has, err := os.ReadFile(troubleshootDoc)
 	if err != nil {
