@@ -129,19 +129,43 @@ func placesText(places []Straight) string {
 
 // presetTable has all owners: the word of each, the damage of a flush, and all that the word names.
 func presetTable() string {
-	text := "| word: owner | a flush breaks; the owner repairs | chains, **rules** in built-in chains, native **tables** |\n|---|---|---|\n"
+	text := "| word: owner | a flush breaks (the owner repairs) | chains, **rules** in built-in chains, native **tables** |\n|---|---|---|\n"
 	for _, o := range All() {
 		var names []string
 		if o.Preset != "" {
-			for _, part := range [][2]string{{"", code(namesOf(o.Chains, every)...)}, {"**rules** ", straightText(o)}, {"**tables** ", ids(o.Tables)}} {
+			for _, part := range [][2]string{{"", code(braced(namesOf(o.Chains, every))...)}, {"**rules** ", straightText(o)}, {"**tables** ", ids(o.Tables)}} {
 				if part[1] != "" {
 					names = append(names, part[0]+part[1])
 				}
 			}
 		}
-		text += fmt.Sprintf("| %s: [%s](%s) | %s; %s | %s |\n", wordsFor(o), o.Title, o.Docs, o.Breaks, o.Heals, strings.Join(names, "; "))
+		text += fmt.Sprintf("| %s: [%s](%s) | %s (%s) | %s |\n", wordsFor(o), o.Title, o.Docs, o.Breaks, o.Heals, strings.Join(names, "; "))
 	}
 	return text
+}
+
+// braced returns names with those of one beginning in braces, as a shell writes them.
+func braced(names []string) []string {
+	ends := map[string][]string{}
+	var begins []string
+	for _, name := range names {
+		begin := name[:strings.IndexAny(name, "-_")+1]
+		if _, found := ends[begin]; !found {
+			begins = append(begins, begin)
+		}
+		ends[begin] = append(ends[begin], name[len(begin):])
+	}
+	var all []string
+	for _, begin := range begins {
+		if list := ends[begin]; begin != "" && len(list) > 1 {
+			all = append(all, begin+"{"+strings.Join(list, ",")+"}")
+		} else {
+			for _, end := range list {
+				all = append(all, begin+end)
+			}
+		}
+	}
+	return all
 }
 
 // emptiedTable has what each owner does to its chains, and what canaryd does when one is emptied.
