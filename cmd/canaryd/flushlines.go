@@ -14,7 +14,7 @@ import (
 )
 
 // flushLines writes a line of JSON for each flush to standard output, for programs that collect
-// those of many nodes. docs/operate.md has its fields.
+// those of many nodes. docs/architecture.md has its fields.
 type flushLines struct {
 	to    *lineWriter
 	node  string
