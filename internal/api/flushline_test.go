@@ -58,7 +58,8 @@ func TestFlushLine(t *testing.T) {
 	}
 }
 
-// TestFlushLineIsDocumented: docs/architecture.md has a row for each field of the line, and no other.
+// TestFlushLineIsDocumented: docs/architecture.md has a row for each field of the line and no
+// other.
 func TestFlushLineIsDocumented(t *testing.T) {
 	page, err := os.ReadFile("../../docs/architecture.md")
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 )
 
 // DefaultMaxRules is how many rules are kept of one family, unless Config.MaxRules says otherwise.
-// 5,000 services are 46,578. What both families take then is in docs/security.md.
+// 5,000 services are 46,578. What both families take then is in docs/measured.md.
 const DefaultMaxRules = 100_000
 
 // A LeftOut is a chain of which the rules are not kept, because there are too many.
