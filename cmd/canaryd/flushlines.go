@@ -14,7 +14,7 @@ import (
 )
 
 // flushLines writes a line of JSON for each flush to standard output, for programs that collect
-// the lines of many nodes. docs/operate.md describes the fields.
+// the lines of many nodes. docs/architecture.md describes the fields.
 type flushLines struct {
 	to    *lineWriter
 	node  string

@@ -58,16 +58,17 @@ func TestFlushLine(t *testing.T) {
 	}
 }
 
-// TestFlushLineIsDocumented: docs/operate.md has a row for each field of the line, and no other.
+// TestFlushLineIsDocumented: docs/architecture.md has a row for each field of the line and no
+// other.
 func TestFlushLineIsDocumented(t *testing.T) {
-	page, err := os.ReadFile("../../docs/operate.md")
+	page, err := os.ReadFile("../../docs/architecture.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, table, found := strings.Cut(string(page), "<!-- fields of a flush -->")
 	table, _, ends := strings.Cut(table, "<!-- end -->")
 	if !found || !ends {
-		t.Fatal("docs/operate.md has no table of fields between its two comments")
+		t.Fatal("docs/architecture.md has no table of fields between its two comments")
 	}
 	var documented []string
 	for _, row := range regexp.MustCompile("(?m)^\\| (`.*?) \\|").FindAllStringSubmatch(table, -1) {

@@ -24,7 +24,7 @@ import (
 
 const (
 	metricsDoc = "../../docs/metrics.md"
-	beginTable = "<!-- begin of what go test ./internal/metrics -run TestMetricsDocument -update writes -->\n"
+	beginTable = "<!-- metrics: go test ./internal/metrics -run TestMetricsDocument -update -->\n"
 	endTable   = "<!-- end -->\n"
 )
 
@@ -53,7 +53,8 @@ func TestMetricsDocument(t *testing.T) {
 	}
 }
 
-// metricsTable returns the rows of docs/metrics.md.
+// metricsTable returns the rows of docs/metrics.md. The text above them has the values of family
+// and table, and says that names in _total are counters.
 func metricsTable(t *testing.T) string {
 	reg := prometheus.NewRegistry()
 	m := NewMetrics(reg, MetricsOptions{Families: rules.Families(), Sources: []string{"snapshot", "manifest", "rules-dir"}, Hints: watch.NewHints().Counts})
@@ -96,17 +97,22 @@ func metricsTable(t *testing.T) string {
 			t.Errorf("%s has no series in complete, so the list would lack it", name)
 		}
 	}
-	text := "| metric | type | labels | meaning |\n|---|---|---|---|\n"
+	text := "| metric and labels | meaning |\n|---|---|\n"
 	for _, name := range slices.Sorted(maps.Keys(metrics)) {
 		m := metrics[name]
-		var labels []string
-		for _, label := range slices.Sorted(maps.Keys(m.labels)) {
-			if values := slices.Sorted(maps.Keys(m.labels[label])); len(values) > 0 {
-				label += ": " + strings.Join(values, ", ")
-			}
-			labels = append(labels, label)
+		help, labels := m.help, strings.Join(slices.Sorted(maps.Keys(m.labels)), ",")
+		if labels != "" {
+			labels = "{" + labels + "}"
 		}
-		text += fmt.Sprintf("| `%s` | %s | %s | %s |\n", name, m.kind, strings.Join(labels, "; "), m.help)
+		if m.kind == "histogram" {
+			help += " Histogram."
+		}
+		for _, label := range slices.Sorted(maps.Keys(m.labels)) {
+			if values := slices.Sorted(maps.Keys(m.labels[label])); len(values) > 0 && !slices.Contains([]string{"family", "table", "backend", "mode"}, label) {
+				help += " " + label + ": " + strings.Join(values, ", ")
+			}
+		}
+		text += fmt.Sprintf("| `%s%s` | %s |\n", name, labels, help)
 	}
 	return text
 }

@@ -94,51 +94,51 @@ func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 	m := &Metrics{
 		families: o.Families,
 
-		flushes:         b.counters("flushes_total", "Tables that flushes hit: a flush of six tables is six. canaryd_flush_events_total counts flushes.", "family", "table", "kind"),
-		flushEvents:     b.counter("flush_events_total", "Flushes, one for each however many tables it hit. Alert on this one; canaryd_flushes_total counts the tables."),
+		flushes:         b.counters("flushes_total", "Tables that flushes hit.", "family", "table", "kind"),
+		flushEvents:     b.counter("flush_events_total", "Flushes, however many tables each hit. Alert on this one."),
 		replays:         b.counters("replays_total", "Replays by result.", "family", "result"),
 		restoreFailures: b.counters("restore_failures_total", "Restores that iptables or the kernel refused, by reason.", "family", "reason"),
 		probes:          b.counters("probes_total", "Probes by result.", "family", "result"),
 		sourceErrors:    b.counters("source_errors_total", "Errors of a source of generations; the last good generation stays in force.", "source"),
-		flowsEnded:      b.counters("conntrack_deleted_total", "Flows deleted from conntrack because they began while the rules were missing and were not translated, or not masqueraded.", "family", "protocol"),
-		journalErrors:   b.counter("journal_errors_total", "Flush records that could not be written to disk, counted with each try."),
-		stateErrors:     b.counter("state_errors_total", "Writes to the state folder that failed, counted with each try; a restart would know an older generation, or none."),
-		sweepErrors:     b.counters("conntrack_errors_total", "Searches for such flows that failed or found more than they may delete.", "family"),
+		flowsEnded:      b.counters("conntrack_deleted_total", "Flows deleted from conntrack, because they began untranslated, or not masqueraded, while rules were missing.", "family", "protocol"),
+		journalErrors:   b.counter("journal_errors_total", "Failed writes of flush records, with each try."),
+		stateErrors:     b.counter("state_errors_total", "Failed writes to the state folder, with each try; a restart would know older rules."),
+		sweepErrors:     b.counters("conntrack_errors_total", "Searches for such flows that failed or found too many.", "family"),
 
 		canaryPresent:   b.tableGauges("canary_present", "Whether the last probe found the canary with its nonce; 0 after a cleanup."),
-		jumpsMissing:    b.tableGauges("jumps_missing", "Jumps that were missing at the last examination."),
-		generationRules: b.tableGauges("generation_rules", "Rules of the generation that ought to be in force."),
-		quarantined:     b.tableGauges("quarantined_rules", "Rules that could not be put back, refused or without a dependency, and rules that wait for them; of a native table also other parts."),
-		declaredRefused: b.tableGauges("declared_refused", "Declared rules that iptables or the kernel refuses; their table keeps the rules that were in force."),
-		leftOut:         b.tableGauges("chains_left_out", "Chains that are not guarded, because there are more rules than canaryd keeps of a family."),
-		policyDrops:     b.tableGauges("policy_drops", "Built-in chains, and base chains of native tables, whose policy is DROP, and was another when the generation was learned; canaryd sets none."),
-		opaque:          b.tableGauges("opaque_rules", "Rules that are in force and could not be put back if they were lost, because they have no text that may be written."),
-		keeper:          b.stateGauges("keeper", "Whether the keeper, which keeps established connections alive through a flush, is in this state.", "family"),
-		standby:         b.stateGauges("standby", "Whether the standby, which translates while rules are missing, is in this state.", "family"),
-		mode:            b.gauges("mode", "Whether canaryd runs in this mode: it replays losses (heal) or only reports them (observe).", "mode"),
+		jumpsMissing:    b.tableGauges("jumps_missing", "Jumps missing at the last examination."),
+		generationRules: b.tableGauges("generation_rules", "Rules that ought to be in force."),
+		quarantined:     b.tableGauges("quarantined_rules", "Rules in quarantine and rules that wait for them; of native tables also other parts."),
+		declaredRefused: b.tableGauges("declared_refused", "Declared rules that iptables or the kernel refuses."),
+		leftOut:         b.tableGauges("chains_left_out", "Chains above --max-rules, which are not guarded."),
+		policyDrops:     b.tableGauges("policy_drops", "Built-in and native base chains whose policy became DROP since the generation was learned."),
+		opaque:          b.tableGauges("opaque_rules", "Rules in force that canaryd could not put back."),
+		keeper:          b.stateGauges("keeper", "Whether the keeper is in this state.", "family"),
+		standby:         b.stateGauges("standby", "Whether the standby is in this state.", "family"),
+		mode:            b.gauges("mode", "Whether canaryd runs in this mode.", "mode"),
 		backend:         b.gauges("backend_info", "The iptables backend in use; always 1.", "family", "backend", "version"),
 
-		lastFlush:      b.gauge("last_flush_timestamp_seconds", "When the last flush was first seen; 0 if there was none."),
-		stateSaved:     b.gauge("state_saved_timestamp_seconds", "When the generation was last written to the state folder; 0 if it never was."),
+		lastFlush:      b.gauge("last_flush_timestamp_seconds", "First evidence of the last flush; 0 if there was none."),
+		stateSaved:     b.gauge("state_saved_timestamp_seconds", "Last write of the generation to disk; 0 if never."),
 		generationTime: b.gauge("generation_timestamp_seconds", "When the generation was captured or loaded; 0 while there is none."),
 
-		rulesAbsent:    b.histogram("rules_absent_seconds", "From the first evidence of a loss to the proof that everything is back.", absentBuckets),
-		standbyAfter:   b.histograms("standby_after_seconds", "From the first evidence of a loss until the standby translated, of losses for which it did; canaryd_rules_absent_seconds counts them until the proof.", absentBuckets),
-		probeDuration:  b.histogram("probe_duration_seconds", "How long a probe of one family took.", probeBuckets),
-		replayDuration: b.histograms("replay_duration_seconds", "How long a replay of one family took, its proof included.", replayBuckets, "family"),
+		rulesAbsent:    b.histogram("rules_absent_seconds", "From the first evidence of a loss to the proof.", absentBuckets),
+		standbyAfter:   b.histograms("standby_after_seconds", "From the first evidence of a loss until the standby translated.", absentBuckets),
+		probeDuration:  b.histogram("probe_duration_seconds", "Duration of a probe of one family.", probeBuckets),
+		replayDuration: b.histograms("replay_duration_seconds", "Duration of a replay of one family, with its proof.", replayBuckets, "family"),
 	}
-	m.flushedUnprotected = b.counters("flushed_unprotected_rules_total", "Rules that --protect does not name and that went in the same flush as protected ones, where it is known how many there were. Of raw and security, while nothing is protected there, each removal of more than half of the table, also by its owner.", "family", "table")
-	m.unprotectedUnknown = b.counters("flushed_unprotected_unknown_total", "Tables hit by a flush that may have lost rules that --protect does not name, too; their number is not known.", "family", "table")
-	m.drills = b.counters("drills_total", "Drills by result; a drill counts as a flush only if it was for real.", "result")
-	m.lastDrill = b.gauge("last_drill_timestamp_seconds", "When the last drill was; 0 if there was none.")
-	m.lastDrillPassed = b.gauge("last_drill_passed", "Whether the last drill was noticed, put back and proved; 0 also if there was none.")
-	m.nativeInForce = b.gauges("native_table_in_force", "Whether a guarded native nftables table is in force.", "family", "table")
-	m.nativeElements = b.gauges("native_table_elements", "Elements of sets and maps that ought to be in force in a guarded native nftables table.", "family", "table")
-	m.nativeRefused = b.gauges("native_table_refused", "Whether the kernel would refuse a guarded native nftables table if it had to be put back.", "family", "table")
-	m.nativeWitness = b.gauges("native_witness", "Whether the witness exists, the empty table by which a flush of the ruleset differs from the deletion of a guarded native nftables table.", "family", "table")
-	m.nativeStandby = b.stateGauges("native_standby", "Whether the standby of a guarded native nftables table is in this state.", "family", "table")
-	m.standbyOutstanding = b.gauges("standby_outstanding_chains", "Changed chains that the standby does not have yet.", "family")
-	m.standbyOpen = b.counters("standby_open_seconds_total", "How long the standby has translated in the place of rules that were missing.", "family")
+	m.flushedUnprotected = b.counters("flushed_unprotected_rules_total", "Unprotected rules lost in flushes of protected ones, where their number is known. While raw or security has no protected rules: each removal of more than half, also by the owner.", "family", "table")
+	m.unprotectedUnknown = b.counters("flushed_unprotected_unknown_total", "Flushed tables that may have lost an unknown number of unprotected rules.", "family", "table")
+	m.drills = b.counters("drills_total", "Drills. Only one for real also counts as a flush.", "result")
+	m.lastDrill = b.gauge("last_drill_timestamp_seconds", "The last drill; 0 if there was none.")
+	m.lastDrillPassed = b.gauge("last_drill_passed", "Whether the last drill passed; 0 also if there was none.")
+	m.nativeInForce = b.gauges("native_table_in_force", "Whether a guarded native table is in force.", "family", "table")
+	m.nativeElements = b.gauges("native_table_elements", "Elements that the table's sets and maps ought to hold.", "family", "table")
+	m.nativeRefused = b.gauges("native_table_refused", "Whether the kernel would refuse the table, or a part of it, in a replay.", "family", "table")
+	m.nativeWitness = b.gauges("native_witness", "Whether the witness of the table's family exists.", "family", "table")
+	m.nativeStandby = b.stateGauges("native_standby", "Whether the table's standby is in this state.", "family", "table")
+	m.standbyOutstanding = b.gauges("standby_outstanding_chains", "Changed chains that the standby lacks.", "family")
+	m.standbyOpen = b.counters("standby_open_seconds_total", "How long the standby has translated.", "family")
 	build := b.gauges("build_info", "The running program; always 1.", "version", "commit", "goversion")
 	build.WithLabelValues(o.Version, o.Commit, o.GoVersion).Set(1)
 	reg.MustRegister(
@@ -158,20 +158,20 @@ func (m *Metrics) followStatus(b builder) {
 		name, help string
 		value      func(*api.Status) float64
 	}{
-		{"healthy", "Whether the node is healthy: something is protected, it was read, and all of it is in force.", func(s *api.Status) float64 { return truth(s.Healthy) }},
-		{"loss_since_timestamp_seconds", "When the present loss was first seen; 0 while nothing is lost.", func(s *api.Status) float64 { return seconds(s.LossSince) }},
+		{"healthy", "Whether the node is healthy.", func(s *api.Status) float64 { return truth(s.Healthy) }},
+		{"loss_since_timestamp_seconds", "First evidence of the present loss; 0 while nothing is lost.", func(s *api.Status) float64 { return seconds(s.LossSince) }},
 		{"capture_pending_since_timestamp_seconds", "Since when the generation lags behind the owners' rules; 0 while it is current.", func(s *api.Status) float64 { return seconds(s.LearningPendingSince) }},
-		{"last_examination_timestamp_seconds", "When canaryd last knew the content of all tables, by a full read or a probe that showed no change since; 0 if never.", func(s *api.Status) float64 { return seconds(s.LastKnown) }},
+		{"last_examination_timestamp_seconds", "When canaryd last knew the content of all tables; 0 if never.", func(s *api.Status) float64 { return seconds(s.LastKnown) }},
 		{"mixed_backends", "Whether both iptables backends hold rules.", func(s *api.Status) float64 { return truth(s.Backend.Mixed) }},
-		{"backend_mismatch", "Whether the other iptables backend is the one in use by now; a restart of canaryd would guard that one.", func(s *api.Status) float64 { return truth(s.Backend.Mismatch) }},
+		{"backend_mismatch", "Whether the rules have moved to the other backend, which a restart would guard.", func(s *api.Status) float64 { return truth(s.Backend.Mismatch) }},
 		{"paused", "Whether replays are paused.", func(s *api.Status) float64 { return truth(s.Paused) }},
 		{"contended", "Whether a process keeps undoing the replays.", func(s *api.Status) float64 { return truth(s.Contended) }},
-		{"rules_without_owner", "Whether kube-proxy's rules are in force and kube-proxy's canary has been missing for two minutes.", func(s *api.Status) float64 { return truth(s.RulesWithoutOwner != nil) }},
-		{"nothing_protected", "Whether every table was read and holds no rule to guard; kubelet's own do not count.", func(s *api.Status) float64 { return truth(s.NothingProtected != nil) }},
-		{"awaiting_decision", "Whether a loss that is not put back unasked, or a stored file that cannot be read, waits for an operator's decision.", func(s *api.Status) float64 {
+		{"rules_without_owner", "Whether kube-proxy's canary has been missing for two minutes while its rules are in force.", func(s *api.Status) float64 { return truth(s.RulesWithoutOwner != nil) }},
+		{"nothing_protected", "Whether all tables were read and hold nothing to guard; kubelet's own rules do not count.", func(s *api.Status) float64 { return truth(s.NothingProtected != nil) }},
+		{"awaiting_decision", "Whether a loss or a damaged stored file waits for a decision.", func(s *api.Status) float64 {
 			return truth(s.Decision != nil || s.NativeAwaiting() || len(s.StateUnread) > 0)
 		}},
-		{"native_tables_not_guarded", "Native nftables tables that --protect names and that are more than canaryd guards.", func(s *api.Status) float64 { return float64(s.NativeOverLimit) }},
+		{"native_tables_not_guarded", "Native tables above the limit of 64.", func(s *api.Status) float64 { return float64(s.NativeOverLimit) }},
 	} {
 		register(b, prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: namespace, Name: g.name, Help: g.help}, func() float64 { return g.value(m.status.Load()) }))
 	}

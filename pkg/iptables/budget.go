@@ -11,7 +11,7 @@ import (
 )
 
 // DefaultMaxRules is the number of rules that canaryd keeps of one family, unless
-// Config.MaxRules sets another. 5,000 services have 46,578 rules. docs/security.md has the
+// Config.MaxRules sets another. 5,000 services have 46,578 rules. docs/measured.md has the
 // memory that both families take then.
 const DefaultMaxRules = 100_000
 

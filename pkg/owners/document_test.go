@@ -12,35 +12,41 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/golden"
 )
 
-const presetsDoc = "../../docs/presets.md"
+// made has the documents with tables that are made from the table of owners, and the tables.
+func made() map[string]map[string]string {
+	return map[string]map[string]string{
+		"../../docs/presets.md":      {"presets": presetTable()},
+		"../../docs/how-it-works.md": {"emptied": emptiedTable(), "parts": partTable(), "removals": removalTable()},
+	}
+}
 
-// TestPresetsDocument: the tables of docs/presets.md must match the table of owners. With
-// -update the test writes them again. The text around them is written by hand.
-func TestPresetsDocument(t *testing.T) {
-	text, err := os.ReadFile(presetsDoc)
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := string(text)
-	for name, made := range map[string]string{
-		"presets": presetTable(), "emptied": emptiedTable(), "parts": partTable(), "owners": ownerTable(),
-	} {
-		begin, end := "<!-- "+name+": go test ./pkg/owners -update -->\n", "<!-- end -->\n"
-		before, rest, begun := strings.Cut(want, begin)
-		_, after, ended := strings.Cut(rest, end)
-		if !begun || !ended {
-			t.Fatalf("%s lacks the lines between which the table %q is:\n%s%s", presetsDoc, name, begin, end)
-		}
-		want = before + begin + made + end + after
-	}
-	if golden.Update() {
-		if err := os.WriteFile(presetsDoc, []byte(want), 0o644); err != nil {
+// TestOwnersInDocuments: documents have tables that are made from the table of owners, and must
+// match it. With -update the test writes them again. The text around them is written by hand.
+func TestOwnersInDocuments(t *testing.T) {
+	for path, tables := range made() {
+		text, err := os.ReadFile(path)
+		if err != nil {
 			t.Fatal(err)
 		}
-		return
-	}
-	if diff := cmp.Diff(want, string(text)); diff != "" {
-		t.Errorf("%s is not made from the table of owners (-table +document); -update writes it:\n%s", presetsDoc, diff)
+		want := string(text)
+		for name, table := range tables {
+			begin, end := "<!-- "+name+": go test ./pkg/owners -update -->\n", "<!-- end -->\n"
+			before, rest, begun := strings.Cut(want, begin)
+			_, after, ended := strings.Cut(rest, end)
+			if !begun || !ended {
+				t.Fatalf("%s lacks the lines between which the table %q is:\n%s%s", path, name, begin, end)
+			}
+			want = before + begin + table + end + after
+		}
+		if golden.Update() {
+			if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			continue
+		}
+		if diff := cmp.Diff(want, string(text)); diff != "" {
+			t.Errorf("%s is not made from the table of owners (-table +document); -update writes it:\n%s", path, diff)
+		}
 	}
 }
 
@@ -69,7 +75,7 @@ func namesOf(chains []Chains, wanted func(Chains) bool) []string {
 
 func every(Chains) bool { return true }
 
-// straightText returns the rules that an owner writes into built-in chains: targets, or a comment,
+// straightText returns the rules that an owner writes into built-in chains: a comment, or targets
 // and the places of these rules. Targets with the same places share them.
 func straightText(o Owner) string {
 	var targets []string
@@ -92,13 +98,16 @@ func straightText(o Owner) string {
 	shared := map[string][]string{}
 	for _, target := range targets {
 		text := placesText(places[target])
+		if strings.HasPrefix(target, "comment ") {
+			text = "" // the comment says enough
+		}
 		if !slices.Contains(texts, text) {
 			texts = append(texts, text)
 		}
 		shared[text] = append(shared[text], target)
 	}
 	for i, text := range texts {
-		texts[i] = strings.Join(shared[text], ", ") + ": " + text
+		texts[i] = strings.TrimSuffix(strings.Join(shared[text], ", ")+": "+text, ": ")
 	}
 	return strings.Join(texts, "; ")
 }
@@ -118,21 +127,47 @@ func placesText(places []Straight) string {
 	return text
 }
 
-// presetTable lists the presets, with all parts that each preset names. A preset of several
-// owners has a row for each.
+// presetTable lists all owners: the word of each, the damage of a flush, and all that the word
+// names.
 func presetTable() string {
-	text := "| preset | chains | rules in built-in chains | native tables |\n|---|---|---|---|\n"
+	text := "| word: owner | a flush breaks (the owner repairs) | chains, **rules** in built-in chains, native **tables** |\n|---|---|---|\n"
 	for _, o := range All() {
-		if o.Preset == "" {
-			continue
+		var names []string
+		if o.Preset != "" {
+			for _, part := range [][2]string{{"", code(braced(namesOf(o.Chains, every))...)}, {"**rules** ", straightText(o)}, {"**tables** ", ids(o.Tables)}} {
+				if part[1] != "" {
+					names = append(names, part[0]+part[1])
+				}
+			}
 		}
-		word := code(o.Preset)
-		if len(Named(o.Preset)) > 1 {
-			word += " (" + o.Name + ")"
-		}
-		text += fmt.Sprintf("| %s | %s | %s | %s |\n", word, code(namesOf(o.Chains, every)...), straightText(o), ids(o.Tables))
+		text += fmt.Sprintf("| %s: [%s](%s) | %s (%s) | %s |\n", wordsFor(o), o.Title, o.Docs, o.Breaks, o.Heals, strings.Join(names, "; "))
 	}
 	return text
+}
+
+// braced returns names, and joins those with a common beginning by braces, as in a shell:
+// KUBE-{SVC,SEP}.
+func braced(names []string) []string {
+	ends := map[string][]string{}
+	var begins []string
+	for _, name := range names {
+		begin := name[:strings.IndexAny(name, "-_")+1]
+		if _, found := ends[begin]; !found {
+			begins = append(begins, begin)
+		}
+		ends[begin] = append(ends[begin], name[len(begin):])
+	}
+	var all []string
+	for _, begin := range begins {
+		if list := ends[begin]; begin != "" && len(list) > 1 {
+			all = append(all, begin+"{"+strings.Join(list, ",")+"}")
+		} else {
+			for _, end := range list {
+				all = append(all, begin+end)
+			}
+		}
+	}
+	return all
 }
 
 // emptiedTable lists each owner's habit for its chains, and canaryd's reaction when a chain is
@@ -201,11 +236,11 @@ func partTable() string {
 	return text + "| any other | a base chain of two rules or more | a deleted chain, a chain's only rule, other chains, sets |\n"
 }
 
-// ownerTable lists all owners with their words.
-func ownerTable() string {
-	text := "| word: owner | a flush breaks | it writes them again | it removes by | tested with |\n|---|---|---|---|---|\n"
+// removalTable lists how owners remove rules, and the origin of the rules that tests flush.
+func removalTable() string {
+	text := "| owner | removes by | tested with |\n|---|---|---|\n"
 	for _, o := range All() {
-		text += fmt.Sprintf("| %s: [%s](%s) | %s | %s | %s | %s |\n", wordsFor(o), o.Title, o.Docs, o.Breaks, o.Heals, o.Removes, o.TriedWith())
+		text += fmt.Sprintf("| %s | %s | %s |\n", o.Title, o.Removes, o.TriedWith())
 	}
 	return text
 }

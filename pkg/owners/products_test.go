@@ -14,63 +14,51 @@ import (
 
 const troubleshootDoc = "../../docs/troubleshoot.md"
 
-// A product is a row of the table of products in docs/troubleshoot.md.
+// A product is a row of the tables of products in docs/troubleshoot.md.
 type product struct {
 	name string
-	// owners write its rules. Their rows in the table of owners have the word of --protect, and
-	// the way in which each removes rules.
+	// owners write its rules. Their rows in the table of owners have the word of --protect.
 	owners []string
 	// flushes describes the flush of a product that is no owner.
 	flushes string
-	// word names the rules of a product that is no owner.
-	word string
 	// remark has the words that users search for, and hints.
 	remark string
 }
 
-// products are the rows, in their order.
+// products are the rows of owners, in their order.
 var products = []product{
-	{name: "Docker, Swarm, ufw-docker", owners: []string{"docker"},
-		remark: "`No chain/target/match by that name`. The preset includes `DOCKER-USER`, ufw's chains behind it, encrypted overlays. [Bridges with other names](presets.md#what-the-presets-do-not-take)"},
-	{name: "podman, netavark", owners: []string{"podman"}, remark: "By hand: `podman network reload --all`."},
-	{name: "Kubernetes, kube-proxy", owners: []string{"kube-proxy", "kubelet"}, remark: "Services time out. kube-proxy notices a flush of nat at its next full sync."},
-	{name: "hostPort, portmap, Multus", owners: []string{"portmap", "ipmasq", "firewall"}, remark: "Without canaryd, only a new pod helps."},
-	{name: "k3s", owners: []string{"kube-proxy", "flannel", "kube-router", "portmap"}, remark: "k3s itself writes all but portmap's."},
+	{name: "Docker, Swarm, ufw-docker", owners: []string{"docker"}, remark: "`No chain/target/match by that name`"},
+	{name: "podman, netavark", owners: []string{"podman"}},
+	{name: "Kubernetes, kube-proxy", owners: []string{"kube-proxy", "kubelet"}},
+	{name: "hostPort, portmap, Multus", owners: []string{"portmap", "ipmasq", "firewall"}},
+	{name: "k3s", owners: []string{"kube-proxy", "flannel", "kube-router", "portmap"}},
 	{name: "RKE2, Canal", owners: []string{"kube-proxy", "calico", "flannel", "portmap"}, remark: "Nodes become NotReady."},
-	{name: "MicroK8s", owners: []string{"microk8s", "kube-proxy", "calico"}, remark: "canaryd reports the policy of FORWARD, and does not set it."},
-	{name: "OpenShift, OKD, CRI-O, MicroShift", owners: []string{"crio", "ovn-kubernetes", "openshift-sdn"}, remark: "Router ports 80 and 443; `KUBE-HOSTPORTS`."},
-	{name: "Calico", owners: []string{"calico"}, remark: "Policies open, or pods cut off, for up to 3 minutes."},
-	{name: "flannel", owners: []string{"flannel"}, remark: "`FLANNEL-FWD`, `FLANNEL-POSTRTG`"},
-	{name: "kube-router", owners: []string{"kube-router"}, remark: "Its restore loses rules that others write meanwhile."},
-	{name: "Cilium", owners: []string{"cilium"}, remark: "Few rules with `bpf.masquerade` and without kube-proxy."},
-	{name: "Weave Net", owners: []string{"weave"}, remark: "canaryd leaves `WEAVE-CANARY` to Weave."},
-	{name: "Antrea", owners: []string{"antrea"}, remark: "`ANTREA-POSTROUTING`"},
-	{name: "kube-ovn", owners: []string{"kube-ovn"}, remark: "`OVN-POSTROUTING`"},
-	{name: "Istio ambient", owners: []string{"istio"}, remark: "Probes fail under strict mTLS. canaryd guards no rules of sidecars."},
-	{name: "EKS, amazon-vpc-cni", owners: []string{"aws-node"}, remark: "`AWS-SNAT-CHAIN-0`"},
+	{name: "MicroK8s", owners: []string{"microk8s", "kube-proxy", "calico"}},
+	{name: "OpenShift, OKD, CRI-O, MicroShift", owners: []string{"crio", "ovn-kubernetes", "openshift-sdn"}, remark: "Router ports 80 and 443 fail."},
+	{name: "EKS, amazon-vpc-cni", owners: []string{"aws-node"}},
 	{name: "GKE, ip-masq-agent", owners: []string{"ip-masq-agent"}, remark: "Pods' addresses leave the cluster."},
-	{name: "NodeLocal DNSCache", owners: []string{"node-local-dns"}, remark: "DNS fails or is slow; NOTRACK of 169.254.20.10."},
-	{name: "kube2iam, kiam", owners: []string{"kube2iam"}, remark: "Pods get the node's role. `auto` omits it."},
-	{name: "libvirt", owners: []string{"libvirt"}, remark: "Guests lose internet and DHCP."},
-	{name: "LXD", owners: []string{"lxd"}, remark: "Containers lose addresses and internet."},
-	{name: "Incus", owners: []string{"incus"}, remark: "As LXD."},
-	{name: "systemd-networkd, systemd-nspawn", owners: []string{"networkd"}, remark: "`IPMasquerade=`, table `io.systemd.nat`"},
-	{name: "Tailscale", owners: []string{"tailscale"}, remark: "Subnet routes, exit nodes. In its nftables mode only on the backend nft."},
-	{name: "fail2ban", owners: []string{"fail2ban"}, remark: "`f2b-*`; bans have no effect."},
-	{name: "CrowdSec", owners: []string{"crowdsec"}, remark: "As fail2ban."},
-	{name: "wg-quick, PostUp", owners: []string{"wg-quick"}, remark: "`canaryd detect` prints [the words](presets.md#rules-of-built-in-chains). `PostDown` still works."},
-	{name: "your own script", flushes: "its commands", word: "`rule:TABLE:CHAIN:GLOB`", remark: "As wg-quick. Or declare chains with `--rules-dir`."},
+	{name: "Istio ambient", owners: []string{"istio"}},
+	{name: "NodeLocal DNSCache", owners: []string{"node-local-dns"}, remark: "DNS fails or is slow."},
+	{name: "kube2iam, kiam", owners: []string{"kube2iam"}},
+	{name: "systemd-networkd, systemd-nspawn", owners: []string{"networkd"}},
+	{name: "Antrea, Calico, Cilium, CrowdSec, fail2ban, flannel, Incus, kube-ovn, kube-router, libvirt, LXD, Tailscale, Weave Net", remark: "The product's own word of these.",
+		owners: []string{"antrea", "calico", "cilium", "crowdsec", "fail2ban", "flannel", "incus", "kube-ovn", "kube-router", "libvirt", "lxd", "tailscale", "weave"}},
+	{name: "wg-quick, PostUp, your own script", owners: []string{"wg-quick"}, remark: "`canaryd detect` prints [the words](presets.md#words-that-detect-proposes). `PostDown` still works."},
+}
+
+// flushers are the rows of programs that flush others' rules and have no word.
+var flushers = []product{
 	{name: "Puppet (puppetlabs-firewall)", flushes: "purges rules with `iptables -D`", remark: "Set `purge => false`, or `ignore` for others' chains. canaryd recognizes [most purges](measured.md#purges)."},
 	{name: "Ansible, hardening scripts", flushes: "`iptables -F`, policies to DROP", remark: "Its own rules stay next to the replayed ones."},
 	{name: "CSF", flushes: "`csf -r`, hundreds of commands", remark: "canaryd replays after the last command."},
 	{name: "ferm, iptables-services, netfilter-persistent, Shorewall", flushes: "tables of its saved file", remark: "canaryd replaces old copies of others' rules."},
 	{name: "firewalld", flushes: "all tables at start, reload and stop", remark: "Its direct rules land above the jumps."},
 	{name: "ufw", flushes: "own rules; whole tables with `MANAGE_BUILTINS=yes`", remark: "With that, set [`--settle`](measured.md#a-replay-between-two-commands)."},
-	{name: "nftables.service", flushes: "`flush ruleset`, all of nft", remark: "iptables-legacy keeps its rules. [Measurements](measured.md#firewalls)"},
+	{name: "nftables.service", flushes: "`flush ruleset`, all of nft", remark: "iptables-legacy keeps its rules."},
 }
 
-// TestProducts: the table of products in docs/troubleshoot.md must match the table of owners
-// and name each owner. With -update the test writes it again.
+// TestProducts: the tables of products in docs/troubleshoot.md must match the table of owners, and
+// lead to each owner. With -update the test writes them again.
 func TestProducts(t *testing.T) {
 	has, err := os.ReadFile(troubleshootDoc)
 	if err != nil {
@@ -101,19 +89,11 @@ func TestProducts(t *testing.T) {
 
 func productTable() string {
 	var b strings.Builder
-	b.WriteString("| product | it flushes at most | word | symptom, remark |\n|---|---|---|---|\n")
+	b.WriteString("| product | word, remark |\n|---|---|\n")
 	for _, p := range products {
-		flushes, word := p.flushes, p.word
-		if flushes == "" {
-			flushes = "own rules"
-		}
 		var presets, words []string
 		for _, name := range p.owners {
-			o := row(name)
-			if o.Removes == WholeTable {
-				flushes = "a whole table"
-			}
-			if o.Preset != "" {
+			if o := row(name); o.Preset != "" {
 				presets = append(presets, o.Preset)
 			} else {
 				words = append(words, wordsFor(o))
@@ -122,10 +102,16 @@ func productTable() string {
 		if len(presets) > 0 {
 			words = append([]string{code(strings.Join(distinct(presets), ","))}, words...)
 		}
-		if len(words) > 0 {
-			word = strings.Join(words, ", ")
+		cell := strings.Join(words, ", ")
+		if p.remark != "" {
+			cell += ". " + p.remark
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", p.name, flushes, word, p.remark)
+		fmt.Fprintf(&b, "| %s | %s |\n", p.name, cell)
+	}
+	b.WriteString("\nFirewall managers have no word. canaryd replays others' rules that they flush:\n\n")
+	b.WriteString("| manager | flushes |\n|---|---|\n")
+	for _, m := range flushers {
+		fmt.Fprintf(&b, "| %s | %s. %s |\n", m.name, m.flushes, m.remark)
 	}
 	return b.String()
 }

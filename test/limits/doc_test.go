@@ -11,9 +11,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestTableOfLimits: the table in docs/security.md names exactly the tests of this package.
+// TestTableOfLimits: the table in docs/measured.md names exactly the tests of this package.
 func TestTableOfLimits(t *testing.T) {
-	text, err := os.ReadFile("../../docs/security.md")
+	text, err := os.ReadFile("../../docs/measured.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -21,7 +21,7 @@ func TestTableOfLimits(t *testing.T) {
 	table, _, _ = strings.Cut(table, "\n## ")
 	named := regexp.MustCompile("Test[A-Za-z]+").FindAllString(table, -1)
 	if !found || len(named) < 10 {
-		t.Fatalf("docs/security.md names %d tests in its table of limits", len(named))
+		t.Fatalf("docs/measured.md names %d tests in its table of limits", len(named))
 	}
 	var have []string
 	files, err := filepath.Glob("*_test.go")
@@ -45,6 +45,6 @@ func TestTableOfLimits(t *testing.T) {
 	slices.Sort(have)
 	slices.Sort(named)
 	if diff := cmp.Diff(have, slices.Compact(named)); diff != "" {
-		t.Errorf("tests here, and those in docs/security.md (-want +got):\n%s", diff)
+		t.Errorf("tests here, and those in docs/measured.md (-want +got):\n%s", diff)
 	}
 }

@@ -1,4 +1,4 @@
-// Package limits tests each row of the table of limits in docs/security.md with the built
+// Package limits tests each row of the table of limits in docs/measured.md with the built
 // canaryd. Other processes write rules, files or requests up to the limit and beyond. canaryd
 // must live, stay within the manifest's memory, and heal another table.
 package limits

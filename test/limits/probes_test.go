@@ -15,7 +15,7 @@ import (
 
 // TestProbesOfANodeInTrouble: another user holds every port that can reach 127.0.0.1:9475, and
 // later a firewall rejects packets on loopback. A probe over TCP would fail, and kubelet would
-// end canaryd during an outage. The manifests' probes keep working, as docs/security.md
+// end canaryd during an outage. The manifests' probes keep working, as docs/how-it-works.md
 // promises.
 func TestProbesOfANodeInTrouble(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
