@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -69,6 +70,27 @@ func (st *state) boundAbsence(f rules.Family) {
 
 // A stall is a time in which canaryd was not executed.
 type stall struct{ begin, end time.Time }
+
+// stalls are the last stalls, the oldest first. On a starved node one follows another while a loss
+// waits for its record.
+type stalls []stall
+
+// stallsKept bounds them: a record is made within some looks of its loss.
+const stallsKept = 8
+
+func (l *stalls) add(s stall) {
+	*l = append(*l, s)
+	*l = (*l)[max(len(*l)-stallsKept, 0):]
+}
+
+// at returns the stall in which a message was read, or that ended right then.
+func (l stalls) at(t time.Time) (s stall, found bool) {
+	i := slices.IndexFunc(l, func(s stall) bool { return t.After(s.begin) && !t.After(s.end) })
+	if i < 0 {
+		return stall{}, false
+	}
+	return l[i], true
+}
 
 // stalledAfter returns the time without a look after which canaryd counts as stalled: it was
 // stopped, or starved of the processor. Messages and hints of a stall do not show their time.

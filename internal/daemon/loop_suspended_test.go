@@ -87,3 +87,28 @@ func TestStoodStill(t *testing.T) {
 		}
 	})
 }
+
+// TestStoodStillTwice: on a starved node a second standstill follows, in the read that shows the
+// loss. The record's absence is counted from before the first one, in which the flush was.
+func TestStoodStillTwice(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		k := newFakeNative(tableOf(proxyTable, "a", "b"))
+		r := start(t, backend, setup{guarded: k, deaf: true})
+		stop := make(chan struct{})
+		go func() {
+			must(t, r.d.ask(t.Context(), func(context.Context, *state) { <-stop }))
+		}()
+		r.after(500 * time.Millisecond)
+		k.flushTable(proxyTable)
+		k.with(func() { k.takes = 10 * time.Second })
+		time.Sleep(13 * time.Second)
+		close(stop)
+		synctest.Wait()
+		k.with(func() { k.takes = 0 })
+		r.after(20 * time.Second)
+		f := r.oneRecord()
+		if absent := api.Seconds(f.AbsentSeconds); !f.AbsentAtMost || !f.Stalled || absent < 23*time.Second {
+			t.Errorf("absent for %s from %s, a bound: %t, canaryd stood still: %t", absent, f.Time, f.AbsentAtMost, f.Stalled)
+		}
+	})
+}

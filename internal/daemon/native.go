@@ -68,7 +68,7 @@ type nativeRealm struct {
 	lookAt  time.Time // of the next look
 	hinted  time.Time // when the hint arrived that the look answers
 	heard   time.Time // when deeds of commits were last heard; zero: never
-	stall   stall     // the last one
+	stalls  stalls    // the last ones: a loss may be recorded only after the next stall
 	readAt  time.Time // when changed tables are read; zero: none are
 	// refreshAt is when elements are read that packets add and time takes; zero: there are none.
 	refreshAt time.Time

@@ -196,11 +196,7 @@ func (r *nativeRealm) mayBeLost(t *nativeTable) bool {
 // hearAndSight hears the commits until now, and reads the wanted tables. The flusher's deeds
 // while canaryd waited belong to this loss, other tables too.
 func (d *Daemon) hearAndSight(ctx context.Context, st *state, wanted func(*nativeTable) bool) (nativeSight, error) {
-	genid, err := d.cfg.Native.Kernel.Genid()
-	if err == nil {
-		err = d.hearNative(ctx, st, genid)
-	}
-	if err != nil {
+	if _, err := d.hearNow(ctx, st); err != nil {
 		return nativeSight{}, err
 	}
 	return d.sightNative(ctx, st, d.cfg.Native.Kernel.Capture, func(id tableid.TableID) bool { return wanted(st.native.tables[id]) })

@@ -27,15 +27,11 @@ func (d *Daemon) lookNative(ctx context.Context, st *state) {
 	if r.asleep && !d.wakeNative(ctx, st) {
 		return
 	}
-	genid, err := d.cfg.Native.Kernel.Genid()
-	if err == nil {
-		err = d.hearNative(ctx, st, genid)
-	}
-	if err != nil {
+	now := time.Now() // later commits are not known, even if canaryd is stopped right here
+	if _, err := d.hearNow(ctx, st); err != nil {
 		d.nativeUnknown(ctx, st, err)
 		return
 	}
-	now := time.Now()
 	if r.trouble.Over() {
 		severity.Notices(klog.FromContext(ctx)).Info("The native tables can be read again")
 	}
@@ -47,6 +43,14 @@ func (d *Daemon) lookNative(ctx context.Context, st *state) {
 	}
 }
 
+// hearNow takes in the deeds of all commits until now, and returns the genid.
+func (d *Daemon) hearNow(ctx context.Context, st *state) (genid uint32, err error) {
+	if genid, err = d.cfg.Native.Kernel.Genid(); err == nil {
+		err = d.hearNative(ctx, st, genid)
+	}
+	return genid, err
+}
+
 // hearNative takes in the deeds of commits up to a genid.
 func (d *Daemon) hearNative(ctx context.Context, st *state, genid uint32) error {
 	r, now := &st.native, time.Now()
@@ -54,7 +58,7 @@ func (d *Daemon) hearNative(ctx context.Context, st *state, genid uint32) error 
 	commits, missed, err := d.cfg.Native.Kernel.Hear(genid)
 	if err == nil {
 		if !r.heard.IsZero() && now.Sub(r.heard) > d.stalledAfter() {
-			defer func(begin time.Time) { r.stall = stall{begin, time.Now()} }(r.heard) // processes are noted meanwhile
+			defer func(begin time.Time) { r.stalls.add(stall{begin, time.Now()}) }(r.heard) // processes are noted meanwhile
 		}
 		r.heard = now
 	}

@@ -72,7 +72,7 @@ func (d *Daemon) newNativeRecord(st *state, t *nativeTable) api.Flush {
 	record := api.Flush{ID: st.newFlushID(at), Time: at, NoticedSeconds: now.Sub(at).Seconds(), Outcome: api.Pending}
 	if !st.native.begun {
 		record.LastInForce = st.native.disk.lastRun
-	} else if stalled := st.native.stall; at.After(stalled.begin) && !at.After(stalled.end) {
+	} else if stalled, found := st.native.stalls.at(at); found {
 		record.LastInForce, record.Stalled = stalled.begin, true
 	}
 	return record

@@ -70,10 +70,7 @@ func (d *Daemon) plantWitnesses(ctx context.Context, st *state) {
 
 func (d *Daemon) plantNow(ctx context.Context, st *state) error {
 	r := &st.native
-	genid, err := d.cfg.Native.Kernel.Genid()
-	if err == nil {
-		err = d.hearNative(ctx, st, genid)
-	}
+	genid, err := d.hearNow(ctx, st)
 	if err != nil {
 		return err
 	}

@@ -168,10 +168,7 @@ func (d *Daemon) nameCulprit(ctx context.Context, st *state) {
 // a replay of iptables' tables that is so already. It returns true at once if the flusher takes
 // iptables' rules, too, and the standby may have to be opened for them.
 func (d *Daemon) settleNative(ctx context.Context, st *state) (iptablesLost bool) {
-	genid, err := d.cfg.Native.Kernel.Genid() // the read that follows meets the same error
-	if err == nil {
-		err = d.hearNative(ctx, st, genid)
-	}
+	genid, err := d.hearNow(ctx, st) // the read that follows meets the same error
 	quiet := st.native.wrote
 	if err != nil || quiet.IsZero() {
 		quiet = time.Now()
