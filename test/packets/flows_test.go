@@ -241,7 +241,13 @@ func TestFlowsThroughAFlush(t *testing.T) {
 				l.Errorf("the flow to %s is gone from conntrack", what)
 			}
 		}
-		got := l.Metrics()
+		var got map[string]float64
+		l.Until("the sweep to be counted", func() error {
+			if got = l.Metrics(); nodetest.Sum(got, "conntrack_deleted_total")+nodetest.Sum(got, "conntrack_errors_total") < 2 {
+				return errors.New("less than two flows are")
+			}
+			return nil
+		})
 		if n := nodetest.Sum(got, "conntrack_deleted_total", `family="ipv4"`, `protocol="udp"`); n != 2 {
 			l.Errorf("%v flows of UDP were deleted, want those of DNS and the host port", n)
 		}

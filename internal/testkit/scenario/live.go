@@ -110,6 +110,9 @@ type Result struct {
 	Records []Record
 	// Problems are the reasons why the scenario failed.
 	Problems []string
+	// Overtaken means that canaryd wrote while the flusher's commands still ran, because they were
+	// farther apart than --settle. A later command may then fail, or flush what is back.
+	Overtaken bool
 	// Log is the end of canaryd's log, if it failed.
 	Log string
 }
@@ -272,6 +275,7 @@ func (l *Live) once(ctx context.Context, s Scenario, result *Result) error {
 	if err := s.Do(ctx, l.Programs); err != nil {
 		return err
 	}
+	end := time.Now()
 	var records []Record
 	// A flush of many commands makes several records. The last record exists once a look that
 	// began after the flusher's end finds nothing more.
@@ -301,6 +305,7 @@ func (l *Live) once(ctx context.Context, s Scenario, result *Result) error {
 		if i == 0 {
 			result.Noticed = max(result.Noticed, verdict)
 		}
+		result.Overtaken = result.Overtaken || r.WrittenSeconds > 0 && r.Time.Add(seconds(r.WrittenSeconds)).Before(end)
 		result.Back = max(result.Back, r.Time.Add(seconds(r.AbsentSeconds)).Sub(start))
 		if r.Culprit.Comm != "" {
 			result.Culprit = r.Culprit.Comm
