@@ -285,6 +285,9 @@ func line(name, text string) string {
 	return name + " " + plain(oneLine(text)) + "\n"
 }
 
+// writeFlushes writes the newest flush records for `canaryd status`, shownFlushes at most, and
+// counts the older ones. Without a record it says that no flush was seen. While the tables are
+// still being read, it says since when rules are missing.
 func writeFlushes(w io.Writer, s api.Status) {
 	flushes := s.Flushes
 	switch {

@@ -209,6 +209,8 @@ func renderRequest(r *http.Request) (api.RenderRequest, error) {
 	return request, nil
 }
 
+// writeFailure answers a request with an error, as JSON. An error of knownFailures has a
+// status and a reason of its own; any other is a 500.
 func writeFailure(w http.ResponseWriter, err error) {
 	code, answer := http.StatusInternalServerError, failure{Error: err.Error()}
 	for _, known := range knownFailures {

@@ -45,10 +45,10 @@ type pendingCopy struct {
 	of   native.Digest
 }
 
-// OpenNFT opens the sockets of a Standby. It writes nothing. Its commits count as the kernel's
-// own. room returns how many bytes of memory the process may still use; nil means no limit. A
-// goroutine, which Close ends, calls missed for each packet that nat did not translate and that
-// the copy would. It calls nothing if missed is nil or the kernel lacks nfnetlink_log.
+// OpenNFT opens the standby's sockets at the start and writes nothing; an error leaves
+// nothing open. kernel counts the standby's commits as canaryd's own. room returns how many
+// bytes the process may still use; nil: no limit. A goroutine calls missed (may be nil) for
+// each packet that only the copy would translate, if the kernel has nfnetlink_log.
 func OpenNFT(kernel *iptables.Kernel, room func() int64, missed func()) (*OnNFT, error) {
 	conn, err := nft.Dial()
 	if err != nil {

@@ -57,8 +57,10 @@ func (q Inquiry) AddWriters(r *api.Flush, b Bounds, hit flushes.Verdicts) {
 	q.weigh(r, b.Intact, hit)
 }
 
-// weigh counts the rules that each culprit deleted in the tables of the record, where the
-// kernel reports them.
+// weigh sets Took of each culprit: the number of rules that it deleted in the lost tables
+// (hit). It counts commits after genid intact, the last intact look. AddWriters calls it, and
+// the record names the culprit with the most deletions first. On legacy the kernel reports no
+// deletions, so Took is 0.
 func (q Inquiry) weigh(r *api.Flush, intact uint32, hit flushes.Verdicts) {
 	for i := range r.Culprits {
 		c := &r.Culprits[i]

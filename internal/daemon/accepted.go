@@ -50,9 +50,10 @@ func (d *Daemon) sayAccepted(ctx context.Context, st *state) {
 	st.accepted.Trim()
 }
 
-// acceptNative notes a removal by the owner of a native table, if it is to be reported, right
-// before the table is learned without it. A removal that an operator has accepted is not
-// reported.
+// acceptNative reports large removals from a native table that canaryd takes for its owner's
+// doing. adoptNative and learnBefore call it right before now becomes the expected content.
+// It reports nothing if an operator has accepted the table. The same holds for a stored table
+// that is too old, or one whose content was in force at the end of the last run.
 func (d *Daemon) acceptNative(st *state, t *nativeTable, now nativeLearned) {
 	if t.want == nil || t.old || t.accept || t.inForce == nativestore.IDOf(now.Digest) {
 		return

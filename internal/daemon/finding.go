@@ -174,8 +174,10 @@ func (fs *familyState) setSection(t rules.TableName, section rules.Section, now 
 	ts.seen, ts.known = section, true
 }
 
-// learn takes one table's section into the generation, and plans the steps that follow. A
-// removal that waits for its grace needs another examination, and a change a new nonce.
+// learn takes the section of one table into the generation. takeExamined and takeWritten call
+// it if the read at now showed no loss; finding is that read's. A removal that waits for its
+// grace plans another examination, and a change plans a new nonce. A table that is guarded on
+// demand and holds nothing to guard leaves the generation.
 func (d *Daemon) learn(st *state, id rules.TableID, seen rules.Section, finding canary.Finding, now time.Time) {
 	f, t := id.Family, id.Name
 	fs, ts := st.families[f], st.table(id)
@@ -269,10 +271,10 @@ func (fs *familyState) probeResult() metrics.ProbeResult {
 	}
 }
 
-// setKnown notes that the content of the tables was known at that time. Then everything was
-// read, or a probe showed a loss, or that nothing has changed since. A stamp that is not exact
-// proves nothing. A family is not known while a change is not read yet, or a table cannot be
-// read.
+// setKnown records at as the last time at which the content of the family's tables was known.
+// Everything was read then, a probe succeeded, or an exact stamp had not changed. A flush
+// record bounds by it when a loss began, and a sweep when a flow began. It records nothing
+// while a change is unread or a table cannot be read.
 func (fs *familyState) setKnown(at time.Time) {
 	if !fs.examined.dirty.IsZero() || fs.probeResult() == metrics.ProbeUnknown {
 		return

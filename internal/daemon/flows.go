@@ -143,6 +143,10 @@ func (d *Daemon) runSweeps(ctx context.Context) {
 	}
 }
 
+// sweep ends the flows of a family that the rules of s would translate otherwise: conntrack
+// would leave them as they are until they end. runSweeps calls it once nat is back, or the
+// standby translates. Of most kinds, only flows that began after since end. An error is
+// logged and counted; no replay waits for it.
 func (d *Daemon) sweep(ctx context.Context, f rules.Family, since time.Time, s sweep) {
 	log := klog.FromContext(ctx)
 	site, err := d.cfg.Flows.Look()

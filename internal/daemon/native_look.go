@@ -264,6 +264,9 @@ type nativeChoice struct {
 	passed                   bool // there is a new table that is not wanted yet
 }
 
+// takes reports whether this read includes a table of the kernel's list. sightNative passes
+// it to the read. It notes new tables, tables that one process owns (no other can flush
+// them), and tables for which there is no room.
 func (c *nativeChoice) takes(t nft.Table) bool {
 	id := t.Family.Table(t.Name)
 	switch {

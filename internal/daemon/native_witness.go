@@ -68,6 +68,9 @@ func (d *Daemon) plantWitnesses(ctx context.Context, st *state) {
 	r.unplanted.Report(pace.Warnings(ctx), err, "A witness could not be planted; canaryd may take a flush of the ruleset for an owner that deletes its table")
 }
 
+// plantNow plants a witness in each family that lacks one, for plantWitnesses. It first hears
+// all commits up to a genid, and the write is valid only at that genid (nft.ErrStale). So a
+// table that is intact then was in force together with the witness.
 func (d *Daemon) plantNow(ctx context.Context, st *state) error {
 	r := &st.native
 	genid, err := d.hearNow(ctx, st)

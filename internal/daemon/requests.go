@@ -98,6 +98,10 @@ func (d *Daemon) Restore(ctx context.Context, r api.RestoreRequest) (reply api.R
 	return reply, err
 }
 
+// restoreNow is Restore for the tables of iptables, in a step of the loop. Without a named
+// generation it puts back lost parts, like the loop. With one, the tables become exactly that
+// generation. The present generation is forced, too, if learning is stopped for a table: Heal
+// could take the loss for an owner's decision.
 func (d *Daemon) restoreNow(ctx context.Context, st *state, r api.RestoreRequest) (reply api.RestoreReply, err error) {
 	if r.Generation == "" && !r.DryRun && st.mayWrite() && !st.declared.retry.At.IsZero() {
 		d.apply(ctx, st) // the obstacle may be gone by now

@@ -117,7 +117,9 @@ func (s *standbyOf) fields(more ...any) []any {
 	return append([]any{"flush", s.gate.Flush, "table", s.kind.name()}, more...)
 }
 
-// openFailed notes that the kernel did not open a gate.
+// openFailed handles the error of openGate for the gate of a lost table. It logs the error
+// unless it lasts; the replay continues without the standby. After ErrNotBuilt the kernel has
+// no copy any more: the gate counts as shut, and the copy will be built again.
 func (d *Daemon) openFailed(ctx context.Context, st *state, s *standbyOf, err error) {
 	if s.gate.Trouble.Met(err, time.Now()) {
 		severity.Warnings(s.kind.log(ctx, d, st)).Error(err, "The standby could not be opened; the replay does not wait for it", s.fields()...)

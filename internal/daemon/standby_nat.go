@@ -97,6 +97,10 @@ func (c *natCopy) basisOf(st *state) (standbyBasis, bool) {
 	return b, calm && !st.generation.captured.IsZero()
 }
 
+// followAt implements standbyKind. Zero: there is nothing to do, or nat may not be as its
+// owners want it. After ErrMoved, nat must be examined first. A new basis is followed from
+// s.next on, and an unfinished copy gets its next piece at pieceAt. A copy that is only
+// translated is written after standbyEvery.
 func (c *natCopy) followAt(d *Daemon, st *state, s *standbyOf) time.Time {
 	basis, known := c.basisOf(st)
 	switch {
@@ -140,6 +144,10 @@ func (c *natCopy) idle(d *Daemon, st *state, has bool) string {
 
 func (c *natCopy) rest(took time.Duration) time.Duration { return min(standbyShare*took, standbyEvery) }
 
+// took implements standbyKind, after each Follow. ErrMoved: another process wrote since nat
+// was examined, so followAt waits for the next examination. False without an error: the copy
+// is unfinished, or only translated, as the want said. An opening of the gate then writes the
+// translation, too.
 func (c *natCopy) took(want copies.Want, copied copies.Copy) bool {
 	if errors.Is(copied.Err, copies.ErrMoved) {
 		c.basis, c.moved = standbyBasis{}, want.Nat.Digest

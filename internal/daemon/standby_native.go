@@ -69,6 +69,10 @@ func (c *nativeCopy) known(st *state) bool {
 	return r.loss == nil && !r.all && t.want != nil && !t.lost() && !t.missed && !t.old && t.dirty.IsZero()
 }
 
+// followAt implements standbyKind. Zero: there is nothing to do, the gate is open, or the
+// table may not be as its owner wants it. d.made means at once: to release a copy that is not
+// needed. A changed table is followed from s.next on, and an unfinished copy gets its next
+// piece at pieceAt.
 func (c *nativeCopy) followAt(d *Daemon, st *state, s *standbyOf) time.Time {
 	if !c.known(st) || s.gate.IsOpen() {
 		return time.Time{}

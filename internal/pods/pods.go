@@ -247,7 +247,9 @@ func podName(p cniresults.Pod, container string) string {
 	return strings.TrimPrefix(p.Namespace+"/"+p.Name, "/")
 }
 
-// Kept returns the containers that must survive a restart: those with rules in the generation.
+// Kept returns the containers that must survive a restart of canaryd: those with rules in the
+// generation, sorted. The daemon stores them when they have changed, and Recall takes them up
+// at the next start.
 func (w *Watch) Kept() []reload.AttachedPod {
 	var list []reload.AttachedPod
 	for a, k := range w.known {

@@ -341,6 +341,8 @@ func missingJumps(s rules.Section, t *rules.Table) []rules.Jump {
 	return missing
 }
 
+// countRule returns how often the jump's chain in t has the jump's rule, in any spelling.
+// missingJumps compares it with the copies that ought to be there.
 func countRule(t *rules.Table, h rules.Jump) int {
 	n := 0
 	for _, r := range t.Rules(h.Chain) {

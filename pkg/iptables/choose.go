@@ -103,6 +103,9 @@ func countNFTFamily(ctx context.Context, conn *nft.Conn, family rules.Family, ca
 // disturbs every count of a large table, and then the highest count is near enough.
 const countTries = 3
 
+// countNFTTable counts the rules of one table of nf_tables for countNFTFamily, without
+// canaryd's own. While another process writes, the count is incomplete; after countTries it
+// returns the highest.
 func countNFTTable(conn *nft.Conn, family rules.Family, table rules.TableName, canary string) (int, error) {
 	most := 0
 	for range countTries {
@@ -125,6 +128,8 @@ func countNFTTable(conn *nft.Conn, family rules.Family, table rules.TableName, c
 	return most, nil
 }
 
+// countLegacy counts the rules and hint chains of the existing legacy tables into counts, for
+// Choose. A family that the kernel lacks is no error, and has no rules.
 func countLegacy(ctx context.Context, cfg ChooseConfig, counts map[rules.Family]map[Backend]Count) error {
 	return eachLegacy(cfg.Families, func(s *xtSocket) error {
 		if err := s.check(); err != nil {

@@ -280,6 +280,8 @@ func (k *Kernel) open(ctx context.Context) error {
 	return fmt.Errorf("the kernel's tables cannot be read: %w", err)
 }
 
+// openReader opens the connections to the tables of the chosen backend; open calls it. On nft
+// these are nf_tables and its mirror, on legacy a socket and a lexicon for each family.
 func (k *Kernel) openReader() error {
 	if k.info.Backend == NFT {
 		r, err := openNFTReader()
@@ -301,6 +303,9 @@ func (k *Kernel) openReader() error {
 	return nil
 }
 
+// openNFTReader opens two netlink sockets: for reads, and for many questions at once (Asker).
+// It queries the genid, so that a kernel that refuses queries is found at the start. An error
+// leaves nothing open.
 func openNFTReader() (nftReader, error) {
 	conn, err := nft.Dial()
 	if err != nil {
@@ -317,6 +322,8 @@ func openNFTReader() (nftReader, error) {
 	return r, nil
 }
 
+// openXTReader opens a socket for each family. An error leaves nothing open. It refuses a 386
+// program, which could not read the entries.
 func openXTReader(families []rules.Family) (xtReader, error) {
 	if err := readsEntries(); err != nil {
 		return xtReader{}, err

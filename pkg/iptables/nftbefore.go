@@ -25,7 +25,10 @@ type momentBefore struct {
 	marks bool
 }
 
-// keep stores the state before a commit that took something from a table.
+// keep stores shown, the family's state right before a commit of another process that deleted
+// rules from the table. With marks, the commit deleted marks or the whole table, and no later
+// state replaces shown. Taking calls it. The daemon takes the state by Kernel.Before, to
+// learn rules that owners wrote right before a flush.
 func (m *lastMoment) keep(table rules.TableName, shown Snapshot, marks bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

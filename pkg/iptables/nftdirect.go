@@ -165,6 +165,9 @@ func (p *tablePlan) simulate(script *Script) error {
 	return nil
 }
 
+// step applies one step of a script to the plan of its chain; simulate calls it. Insert and
+// Delete need the chain's rules, which load reads. After an error, iptables-restore gets the
+// whole script, and returns the reason if it fails, too.
 func (p *tablePlan) step(c *chainPlan, step *Step) error {
 	if c.drop {
 		return errors.New("the chain was deleted before")
@@ -308,6 +311,8 @@ func (p *tablePlan) writeChain(c *chainPlan) {
 	p.batch.End()
 }
 
+// writeDeletions adds the messages that delete rules of a chain: all existing rules, or
+// single ones by their handles. write calls it before any new rule is added.
 func (p *tablePlan) writeDeletions(c *chainPlan) {
 	if c.empty { // without a handle it means all rules of the chain
 		p.message(p.batch, unix.NFT_MSG_DELRULE, 0, unix.NFTA_RULE_TABLE)

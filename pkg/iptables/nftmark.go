@@ -21,7 +21,10 @@ const (
 	commentSize = 256
 )
 
-// cutMark returns the comment of a rule that has only a mark's comment.
+// cutMark returns the comment of a rule that is nothing but a mark; false for any other rule.
+// spec is the rule as iptables-save prints it, without -A CHAIN. The lexicon makes a mark's
+// bytes from its comment, without having read them. named does not report a refused mark as a
+// refused rule.
 func cutMark(spec string) (string, bool) {
 	comment, start := strings.CutPrefix(spec, markStart)
 	comment, end := strings.CutSuffix(comment, markEnd)

@@ -110,6 +110,9 @@ func (w *rulesWriter) writeRules(c *chainPlan) error {
 	return nil
 }
 
+// writeRule adds the message for one new rule: before the rule with handle next, or at the
+// end of the chain for 0. After an error, iptables-restore gets the whole script. Then the
+// rule's bytes are not known, or an ipset, chain or file that it names does not exist.
 func (w *rulesWriter) writeRule(chain string, added rules.Rule, next uint64) error {
 	p := w.plan
 	rule, ok := p.raw(added, w.room)

@@ -129,7 +129,8 @@ func (l *takingsLog) restart(since uint32) {
 	l.open, l.last = nil, nil
 }
 
-// note adds one notification.
+// note counts one notification in the unfinished commit, for its table and chain. mirror.hear
+// calls it for tables of iptables.
 func (l *takingsLog) note(e nft.Event, table rules.TableName) {
 	switch e.Kind {
 	case unix.NFT_MSG_NEWTABLE, unix.NFT_MSG_DELTABLE:
@@ -158,6 +159,8 @@ func (l *takingsLog) table(f rules.Family, table rules.TableName) *openTaking {
 	return t
 }
 
+// chain returns the counts of the chain that a notification names, in the unfinished commit;
+// note calls it. They begin at zero.
 func (l *takingsLog) chain(e nft.Event, table rules.TableName) *openChain {
 	if c := l.last; c != nil && c.of.Family == e.Family && c.of.Table == table && c.name == string(e.Chain) {
 		return c
@@ -223,7 +226,9 @@ func (l *takingsLog) mayFlush(f rules.Family, had func(Place) int) (marks map[ru
 	return marks
 }
 
-// end notes the end of a commit.
+// end makes Takings of the counts of a commit by process by; now is when its end was heard.
+// mirror.hear calls it. canaryd's own commits leave none, because Takings are evidence
+// against other processes.
 func (l *takingsLog) end(by nft.Commit, now time.Time) {
 	open := l.open
 	l.open, l.last = nil, nil

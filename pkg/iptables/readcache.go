@@ -59,6 +59,8 @@ func (s *readCache) drop(family rules.Family) {
 	}
 }
 
+// put stores the tables of a read, for the next read to share memory with. A table that lost
+// more than half of its rules, even all, leaves its predecessor in the cache for cacheLife.
 func (s *readCache) put(family rules.Family, set rules.Ruleset, now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

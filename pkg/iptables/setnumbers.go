@@ -122,6 +122,9 @@ func setRequest() []byte {
 	return nft.AppendAttr([]byte{unix.AF_INET, 0, 0, 0}, setAttrProtocol, []byte{setProtocol}, 0)
 }
 
+// execute sends one command to the kernel's ipset and returns its answers, for ask and names.
+// The error wraps unix.ENOENT if there is no such set. After any other error it opens another
+// socket for the next command.
 func (s *setNumbers) execute(command int, flags netlink.HeaderFlags, data []byte) (answers []netlink.Message, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

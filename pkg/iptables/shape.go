@@ -142,7 +142,9 @@ func interfaceName(value []byte, whole bool, odd *string) string {
 	return name
 }
 
-// matchName returns a common name for matches that iptables prints under two names.
+// matchName returns a common name for matches that iptables prints under two names: the
+// kernel's match conntrack may be printed as state. The shape of a rule's bytes and the shape
+// of its text both use it, so that agrees accepts the text.
 func matchName(name string) string {
 	if name == "state" {
 		return "conntrack"

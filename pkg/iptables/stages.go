@@ -91,7 +91,8 @@ func sameSlice[T any](a, b []T) bool {
 	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
 }
 
-// begin begins to encode.
+// begin begins to encode the payloads in a goroutine, once. Prepare calls it before the write
+// is due; batch calls it in any case.
 func (e *encodedAhead) begin() {
 	if e.begun {
 		return

@@ -179,7 +179,9 @@ func (s *xtSocket) info(table rules.TableName) (xtInfo, error) {
 	return info, nil
 }
 
-// shapes calls f with the shape of each listed table.
+// shapes calls f with the shape (GET_INFO) of each existing table, sorted by name. Stamps use
+// it, and weigh before a read: it costs little, because it reads no entries. It queries no
+// table that is not listed, because that would create the table.
 func (s *xtSocket) shapes(f func(rules.TableName, xtInfo)) error {
 	tables, err := s.tables()
 	if err != nil {

@@ -41,7 +41,9 @@ type xtPiece struct {
 	was   int    // its number in the read table; -1 if it is new
 }
 
-// takeApart returns the content of a table.
+// takeApart splits the entries of a table into chains, with the names of chains in place of
+// the offsets in jumps. look and place call it, and join is its reverse. An error wraps
+// errWalk: the bytes have another form than the kernel gives a table.
 func takeApart(family rules.Family, info xtInfo, data []byte) (*xtContent, error) {
 	c := &xtContent{layout: xtLayoutOf(family), family: family, info: info}
 	starts := map[int]string{} // offsets to which rules may jump

@@ -204,6 +204,10 @@ type exactWrite struct {
 // apart.
 const placeTries = 3
 
+// write writes the script as this file's first comment describes: first its texts to
+// TextChain, then the whole table. contentSession.restore calls it. After nft.ErrStale the
+// tables must be read again: another process wrote since look. Other errors are a refusal of
+// the script; TextChain is removed after any error.
 func (w *exactWrite) write(ctx context.Context) error {
 	stage, err := w.stage()
 	if err != nil {

@@ -57,7 +57,10 @@ func (r xtReader) read(ctx context.Context, family rules.Family, l *xtLexicon, b
 	return found, err
 }
 
-// nameTable names the rules of a table, and masks bytes that are not content.
+// nameTable returns the chains of a table and the names of their rules, by which the lexicon
+// finds texts. It leaves out the rules of chains in left, and masks bytes that are not
+// content. read calls it for each table, and readBack for tried texts. A mark's text is known
+// at once.
 func nameTable(family rules.Family, name rules.TableName, info xtInfo, data []byte, l *xtLexicon, left map[Place]bool) (xtTable, error) {
 	t := xtTable{name: name}
 	if len(left) == 0 {
@@ -157,9 +160,10 @@ func (t *xtTable) direct(l *xtLexicon) {
 // toChain returns the text that is hashed for a jump to a chain. No verdict has such a name.
 func toChain(name string) string { return "to " + name }
 
-// ruleset returns the family's content as iptables-save would print it, if all texts are known.
-// earlier returns a table's former content. Chains with equal content get the same slices of
-// rules.
+// ruleset returns a walked family as iptables-save would print it, if the lexicon knows all
+// texts. spell calls it at each read on legacy, and executes iptables-save after false.
+// earlier returns a table of the read before, or nil. An unchanged chain gets the same slice
+// of rules as there.
 func (l *xtLexicon) ruleset(f xtFamily, earlier func(rules.TableName) *rules.Table) (rules.Ruleset, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

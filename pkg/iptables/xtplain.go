@@ -146,7 +146,9 @@ func (d xtData) byte(at int) byte {
 	return d[at]
 }
 
-// u16 is in the machine's byte order, and port in the network's.
+// u16 returns two bytes of the data in the machine's byte order, port in the network's. If
+// the data are too short, both return 0xffff, so that no rule is plain because of missing
+// bytes.
 func (d xtData) u16(at int) uint16 {
 	if at+2 > len(d) {
 		return 0xffff
@@ -205,7 +207,10 @@ func plainTCP(d xtData, _ rules.Family) bool {
 	return xtData(ranges).ports(11) && d.zero(12, len(d))
 }
 
-// plainMultiport reads struct xt_multiport_v1.
+// plainMultiport reports whether iptables prints all data of match multiport revision 1
+// (struct xt_multiport_v1). xtRule.plain calls it; after false, canaryd tries the rule's
+// text. A port with a flag begins a range, and the next port ends it. Two flags in a row, or
+// a flag at the last port, are malformed.
 func plainMultiport(d xtData, _ rules.Family) bool {
 	count := int(d.byte(1))
 	if len(d) < 48 || d[0] > 2 || count < 1 || count > 15 || d[47] > 1 || !d.zero(2+2*count, 32) || !d.zero(32+count-1, 47) {

@@ -103,7 +103,9 @@ func (t *textTrial) note(rule rules.Rule, made xtMade) {
 	t.made[rule.Key()] = made
 }
 
-// readBack notes the rules in the chain of trials.
+// readBack walks these tables, and notes the rule that iptables-restore made of each text in
+// the chain of trials. The error of a chain with another number of rules makes try halve the
+// list.
 func (t *textTrial) readBack(ctx context.Context, tables map[rules.TableName]*Script) error {
 	words := t.kernel.words[t.family]
 	tried := func(name rules.TableName) bool { return tables[name] != nil }
@@ -179,9 +181,10 @@ func (l *xtLexicon) mayBeAnothers(n xtName, rule rules.Rule) bool {
 	return l.trials && (!n.shape.plain || same != nil && l.differs(same, n))
 }
 
-// differs reports whether a word of the same text belongs to a rule with other bytes, which may
-// have another meaning. If only revisions of extensions differ, another version of iptables
-// wrote the rule, and its text has the whole meaning of both. Call it locked.
+// differs reports whether same, a known word, is another rule than n, although iptables
+// printed n in the same words. Such a text is tried (mayBeAnothers) or doubted (doubtText).
+// If only revisions of extensions differ, another version of iptables wrote the rule, and the
+// text has the whole meaning of both. Call it locked.
 func (l *xtLexicon) differs(same *xtWord, n xtName) bool {
 	if same.base == 0 || same.key == n.content() {
 		return false

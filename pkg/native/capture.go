@@ -94,6 +94,9 @@ type reader struct {
 	followed *followed // the table at that genid; nil if it is not followed
 }
 
+// readTable reads one table into r, for capture. f is the table as the follower has it at r's
+// genid, whose sealed sets need no read; nil: it is not followed. The error is
+// nft.ErrInterrupted if the table was deleted, or changed its rules, during the read.
 func readTable(conn *nft.Conn, r *Ruleset, id tableid.TableID, f *followed) error {
 	rd := reader{conn: conn, chains: map[string]int{}, followed: f}
 	found, err := conn.Object(nft.Tables, id.Family, []nft.StringAttr{{Kind: unix.NFTA_TABLE_NAME, Value: id.Name}},
@@ -198,6 +201,9 @@ func (rd *reader) readElements() error {
 	return nil
 }
 
+// readRules dumps the rules of all chains. Each rule names the rule in front of it. If that is
+// not the last rule that was read of the chain, a commit came between, and the capture begins
+// again.
 func (rd *reader) readRules() error {
 	return rd.each(nft.Rules, func(d decoded, attrs []byte) error {
 		i, found := rd.chains[d.name]

@@ -73,7 +73,10 @@ func (x *xor) add(d Digest) {
 	}
 }
 
-// digestOf returns the digest of parts, each with its length.
+// digestOf returns the digest of one part of a table, such as a rule or a set. The first
+// argument names its kind, and often the part, so that parts of two kinds never have the same
+// digest. The length of each piece counts too, so that no byte can move from one piece to the
+// next unseen.
 func digestOf(what string, parts ...[]byte) Digest {
 	h := sha256.New()
 	var size [4]byte
@@ -111,6 +114,8 @@ func lazyContents(t *Table) *contents {
 	return &contents{foundSets: map[string]Digest{}, foundChains: map[string]Digest{}, t: t}
 }
 
+// index fills the maps of anonymous sets and bound chains. few calls it when there were many
+// lookups, newContents at once.
 func (c *contents) index() {
 	t := c.t
 	c.anonymous, c.bound = map[string]*Set{}, map[string]*Chain{}

@@ -186,6 +186,8 @@ func (s *Set) ranges() bool {
 	return s.Flags&setInterval != 0 && has(attrOf(s.Attrs, unix.NFTA_SET_DESC), concat)
 }
 
+// sortElements sorts elements by key, without duplicates, for Set.sort. Of two with one key,
+// the end of an interval is first. It returns them in the memory of all.
 func sortElements(all []Element) []Element {
 	type sorted struct {
 		key   []byte

@@ -49,6 +49,9 @@ func (w *writer) present(of nft.ObjectKind, attrs []byte, hook, dev, devs uint16
 	return out
 }
 
+// presentIn returns the hook attribute of present without the devices that the node lacks. dev
+// is the attribute with one device (0: there is none), and devs the attribute with the list of
+// devices.
 func (w *writer) presentIn(of nft.ObjectKind, hook []byte, dev, devs uint16) []byte {
 	var out []byte
 	for a, err := range attributes(hook) {

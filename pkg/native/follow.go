@@ -277,6 +277,9 @@ func (f *followed) apply(n nft.Notification, now time.Time) error {
 	return take(d, attrs)
 }
 
+// newTable applies a notification of the table itself: it was made again, or its attributes
+// have changed. An error makes the follower read it again: one process owns the table now, or
+// the handle is another.
 func (f *followed) newTable(attrs []byte, now time.Time) error {
 	t, err := decodeTable(f.head.ID.Family, attrs)
 	switch {
@@ -374,6 +377,8 @@ func (r *objectList[K, V]) remove(key K) {
 	delete(r.byKey, key)
 }
 
+// compact takes the removed objects out of the list, once after each commit. A flush removes
+// thousands, and each removal alone would move the rest of the list.
 func (r *objectList[K, V]) compact() {
 	if len(r.gone) == 0 {
 		return

@@ -52,6 +52,8 @@ func (f *followed) addChain(c Chain) error {
 	return f.chains.add(c.Name, c.Handle, node)
 }
 
+// newChain applies the notification of a new or changed chain. An error makes the follower read
+// the table again: the chain is on a device, or does not fit the known chain of its name.
 func (f *followed) newChain(d decoded, attrs []byte) error {
 	c := d.chain(attrs)
 	if hasDevice(c.Attrs) {
@@ -110,6 +112,8 @@ func (f *followed) newRule(d decoded, attrs []byte, appended bool) error {
 	return f.list(c).Add(d.handle, handleBefore(attrs), appended, Rule{d.handle, d.attrs})
 }
 
+// deleteRule applies the notification of a deleted rule, and removes the chains that belong to
+// the rule. It skips a rule that was removed with such a chain in the same commit.
 func (f *followed) deleteRule(d decoded, _ []byte) error {
 	if f.deleted[d.handle] {
 		return nil

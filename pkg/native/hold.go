@@ -38,6 +38,8 @@ type holder struct {
 	grown  bool
 }
 
+// newHolder returns a holder in which the parts held are left out already. A Repair makes one
+// to leave out another part, or to list its parts. writes may be nil if no part is added.
 func newHolder(t *Table, writes func(Spot) bool, held map[Spot]hold) *holder {
 	h := indexed(t)
 	h.writes, h.owners = writes, map[Spot]Spot{}
@@ -194,6 +196,9 @@ func (h *holder) whole(s Spot) Spot {
 	return s
 }
 
+// put leaves out a part, and the other end of an interval with it. take puts refused parts, and
+// close the parts that depend on them. A part keeps its first reason, but a missing part
+// replaces the reason that it only waits.
 func (h *holder) put(s Spot, w hold) {
 	if old, known := h.held[s]; known && (!old.waits || w.waits) {
 		return

@@ -96,6 +96,9 @@ func (m *merger) part(of Held) bool {
 	return true
 }
 
+// addChain adds a quarantined chain, or the chain that belongs to a quarantined rule, if the
+// table has none of that name (part, belongings). It is fresh: the caller of With writes it,
+// and the kernel gives it another handle.
 func (m *merger) addChain(c Chain) {
 	c.Handle = 0
 	m.chains[c.Name] = len(m.t.Chains)
@@ -110,6 +113,9 @@ func (m *merger) addSet(s Set) {
 	m.t.Sets = append(m.t.Sets, s)
 }
 
+// element puts a quarantined element into its set, or both ends of an interval; With calls it.
+// True: it stays in quarantine until it is written. False: its owner has decided, because the
+// set is gone, or has the element or its key again.
 func (m *merger) element(of Held) bool {
 	i, stands := m.sets[of.Name]
 	if !stands {

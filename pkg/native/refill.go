@@ -99,6 +99,9 @@ type objectKey struct {
 	kind uint32
 }
 
+// newRefill returns a refill without any part to write; prepareRefill chooses the parts. was is
+// the table that ought to be in force, now the table in the kernel. It renames anonymous sets
+// whose names other sets have now.
 func newRefill(b *nft.Batch, was, now *Table, o Options) *refill {
 	r := &refill{w: newWriter(b, was, o), stand: now.chainsByName(), sets: now.setsByName(),
 		wasChains: was.chainsByName(), wasSets: was.setsByName(),

@@ -42,6 +42,9 @@ func LargeRemovals(was, now *Table, deeds []*Deed) []Removed {
 	})
 }
 
+// largeRemovals is LargeRemovals with the removals by known owners. If the table lost more than
+// half of its rules, that is the only result. It looks for unreached chains only if it finds
+// nothing else.
 func largeRemovals(e Evidence) []Removed {
 	was, now := e.Was, e.Now
 	hadChains, had, _ := was.Counts()

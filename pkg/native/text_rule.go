@@ -416,7 +416,9 @@ func (s *sentence) between(e expression) bool {
 	return operator != ""
 }
 
-// immediate says a verdict, or stores a value.
+// immediate says the expression of that name: a verdict, or a constant in a register. A later
+// expression, such as nat, says the constant. sentence.expression calls it through wordings. It
+// returns true, because each such expression has words.
 func (s *sentence) immediate(e expression) bool {
 	data := attrOf(e.data, immediateData)
 	if value := nft.AttrPath(data, unix.NFTA_DATA_VALUE); value != nil {

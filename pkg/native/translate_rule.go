@@ -45,6 +45,9 @@ func verdictIn(data []byte) natVerdict {
 	return natVerdict{int32(number(nft.AttrPath(data, unix.NFTA_DATA_VERDICT), unix.NFTA_VERDICT_CODE)), jumpOf(data)}
 }
 
+// rule takes the flow through one rule, and returns where the flow may continue; through calls
+// it. If an expression may match or not, the flow may also continue with the next rule, and its
+// mark may be as before the rule. depth counts the jumps.
 func (w *natWalk) rule(r Rule, depth int) natStep {
 	regs, sure, before := &registers{}, true, w.mark
 	defer func() {

@@ -206,6 +206,9 @@ func (t *trial) removeChains(ctx context.Context) {
 
 func trialChains() []string { return []string{trialChain, trialTarget} }
 
+// findBad writes the rules of list to the trial chain, and after an error each half of them
+// alone, until the bad rules are found. run calls it for the suspects, and for all others. At
+// the limits of maxTrials and trialTime, all remaining rules count as bad.
 func (t *trial) findBad(ctx context.Context, list []rules.Rule) {
 	t.ended = t.ended || t.interrupted != nil && t.interrupted()
 	if len(list) == 0 || t.ended {

@@ -69,7 +69,8 @@ func (t tableTask) plan(mark canary.Mark) *tablePlan {
 	return &tablePlan{table: t.table, want: canary.Wanted{CanaryChain: t.want.CanaryChain, Mark: mark, OnDemand: t.want.OnDemand}}
 }
 
-// scripted returns the plan with its script.
+// scripted returns the plan with its script, made of the plan's steps and chains in the order
+// that section describes. Each function that composes a plan calls it at its end.
 func (p *tablePlan) scripted() *tablePlan {
 	s := &p.steps
 	n := len(s.remove) + len(s.jump) + len(s.drop) + len(s.mark)

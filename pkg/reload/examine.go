@@ -93,8 +93,10 @@ func (e Examiner) tasks(snapshot iptables.Snapshot, job Job) []tableTask {
 // absent reports whether the read showed that the table does not exist.
 func (t tableTask) absent() bool { return t.seen.Err == nil && t.seen.Table == nil }
 
-// OnDemandOf returns the tables of a snapshot that are guarded on demand and could be read. A table
-// that does not exist is nil.
+// OnDemandOf returns the tables of a snapshot that are guarded only while they hold something
+// to guard: raw and security. A missing table is nil, and a table that could not be read has no
+// entry. While these tables have no marks, the daemon compares them with the read before, and
+// reports large removals.
 func OnDemandOf(snapshot iptables.Snapshot) map[rules.TableName]*rules.Table {
 	tables := map[rules.TableName]*rules.Table{}
 	for _, t := range protect.Tables() {

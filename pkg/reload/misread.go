@@ -197,7 +197,9 @@ func (t *familyRun) triesAgain(table rules.TableName, r rules.Rule) bool {
 	return t.otherSet[table][r.Key()] < otherSetTries
 }
 
-// noteMisreadIn removes the rules that a trial found misread from the writes of this run.
+// noteMisreadIn makes the next writes of this run leave out the rules that a trial found
+// misread. tryRules calls it after the trial of each table. A trial knows this reason only of
+// rules that it tried alone and read back.
 func (t *familyRun) noteMisreadIn(trial trial) {
 	for rule, err := range trial.errs {
 		if errors.Is(err, errMisread) {

@@ -90,6 +90,9 @@ type placedReasons map[string]reasons
 // anyChain means all chains of a table.
 const anyChain = ""
 
+// add notes why a rule cannot be written to a chain; anyChain: to no chain of the table.
+// refusals adds the rules that earlier runs and trials found refused, leave a rule that the
+// kernel named.
 func (p placedReasons) add(chain string, rule rules.Key, reason string) {
 	if p[chain] == nil {
 		p[chain] = reasons{}

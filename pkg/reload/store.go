@@ -184,7 +184,10 @@ func formatOf[M ~map[rules.TableID]V, V any](tables M) int {
 	return everywhere
 }
 
-// Save writes stored.Generation and its origin, unless it is the generation that was written last.
+// Save writes stored.Generation with its origin to a file of its own, and removes old
+// generations. It writes nothing if that generation was written last and its files exist. The
+// daemon calls it after changes, and `canaryd restore` without a daemon after its replay.
+// SaveState follows.
 func (s *Store) Save(stored Stored) error {
 	id := stored.Generation.ID()
 	if id == s.written && s.complete(id) {

@@ -82,6 +82,8 @@ func (s *Store) writeBase(g rules.Generation) (*base, error) {
 // nameOf returns the name of the base with that SHA-256.
 func nameOf(digest []byte) string { return hex.EncodeToString(digest)[:32] }
 
+// encodeBase writes the lines of a base, for writeBase. Families and tables have a fixed order,
+// so that equal content has an equal name.
 func encodeBase(w io.Writer, g rules.Generation) error {
 	lines := json.NewEncoder(w)
 	lines.SetEscapeHTML(false)
@@ -143,6 +145,8 @@ func (s *Store) readBase(name string) (rules.Generation, error) {
 	return g, nil
 }
 
+// decodeBase reads the lines that encodeBase wrote, for readBase. ErrNewer: a newer canaryd
+// wrote them. After any other error the file is corrupt.
 func decodeBase(r io.Reader) (rules.Generation, error) {
 	lines := json.NewDecoder(r)
 	lines.DisallowUnknownFields()

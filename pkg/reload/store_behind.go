@@ -88,6 +88,8 @@ func (s *Store) SaveNativeBehind(b *Behind) error {
 	return s.saveNote()
 }
 
+// saveNote writes the note to the folder of KeepAside, or removes it if the state of both kinds
+// of tables is up to date. Without that folder it does nothing.
 func (s *Store) saveNote() error {
 	if s.aside == "" {
 		return nil

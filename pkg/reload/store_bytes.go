@@ -206,7 +206,10 @@ func (b *byteFile) checkHead(in *bufio.Reader) error {
 	return nil
 }
 
-// earlier calls add with each rule of a family in the file.
+// earlier calls add with each stored rule of a family; its bytes are valid until add returns.
+// On nft the lexicon calls it through Store.Earlier, to write a rule whose bytes this run has
+// not read. It ignores the damaged end of a file: iptables-restore writes these rules from
+// their text.
 func (b *byteFile) earlier(f rules.Family, add func(iptables.RawRule)) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

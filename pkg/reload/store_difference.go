@@ -111,6 +111,9 @@ func (d difference) apply(to rules.Generation) (rules.Generation, error) {
 	return g, nil
 }
 
+// apply returns the section that d makes of to, the section of the base. resolve needs it to
+// load a generation. An error means a corrupt file: a run that the base lacks, a piece that is
+// taken twice, or a malformed rule.
 func (d sectionDifference) apply(to rules.Section) (rules.Section, error) {
 	byName := make(map[string][]rules.Rule, len(to.Chains))
 	for _, c := range to.Chains {
@@ -236,6 +239,8 @@ func (p fingerprint) difference(g rules.Generation) difference {
 	return d
 }
 
+// difference returns the pieces that make section of the base's section, of which it has the
+// hashes only. The zero sectionPrint is an empty base: then every piece is new.
 func (p sectionPrint) difference(section rules.Section) sectionDifference {
 	now, scratch := make([]uint64, len(section.Chains)), []uint64{}
 	for i, c := range section.Chains {

@@ -56,6 +56,9 @@ func (s *Store) List() []Kept {
 	return list
 }
 
+// list is List with the error of the folder. It reads a file's header only if the file has
+// changed since the last list. A file that cannot be read is in the list, with the reason in
+// Foreign.
 func (s *Store) list() ([]Kept, error) {
 	entries, err := os.ReadDir(s.folder())
 	if err != nil {

@@ -85,6 +85,8 @@ type supplement struct {
 	kept  heldIndex // the rules that stay quarantined
 }
 
+// newSupplement indexes the generation's section want, and list, the quarantined rules of the
+// same table, for Supplement.
 func newSupplement(want rules.Section, list []QuarantinedRule) *supplement {
 	s := &supplement{
 		want: want, full: make(map[string]rules.Chain, len(want.Chains)),

@@ -187,6 +187,10 @@ func (w *writer) run(matches []int) {
 	}
 }
 
+// baseOption writes one option that belongs to no extension (-s, -d, -p, -i, -o, -f) in its
+// canonical spelling. rule calls it for each. It writes nothing if the rule lacks the option,
+// or if every packet satisfies it, such as -s 0.0.0.0/0. A value that it cannot read stays as
+// it is.
 func (w *writer) baseOption(s *setting) {
 	if !s.given {
 		return

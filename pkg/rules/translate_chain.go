@@ -35,7 +35,9 @@ func (c *natChain) candidates(to netip.AddrPort) cursor {
 	return cursor{c, [...][]int32{c.toAddress[to.Addr()], c.toPort[to.Port()], c.others}}
 }
 
-// next returns the next rule; nil at the end.
+// next returns the next rule that the flow may match, in the order of the chain; nil at the
+// end. The walk of a flow calls it. lists has indexes of rules, sorted; the smallest first
+// index is next.
 func (c *cursor) next() *natRule {
 	first, at := int32(math.MaxInt32), -1
 	for i, list := range c.lists {

@@ -237,7 +237,8 @@ func (n *natRule) option(match string, o *setting) {
 	}
 }
 
-// readPorts reads a list of ports and ranges.
+// readPorts reads a list of ports and ranges, such as 80,443:445, for option. False: it has a
+// name, or a range that ends before it begins; then no flow is certain to match the rule.
 func readPorts(text string) ([]portSpan, bool) {
 	list, ok := portList(text)
 	if !ok {

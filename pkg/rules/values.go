@@ -169,9 +169,10 @@ func probability(text string) (string, bool) {
 	return strconv.FormatFloat(math.Round(p*steps)/steps, 'f', 11, 64), true
 }
 
-// rate reads COUNT/UNIT of the match limit. The kernel keeps ten-thousandths of a second per
-// packet, and iptables prints the largest unit that loses nothing (parse_rate and print_rate of
-// libxt_limit.c). So 60/min is 1/sec, and 7000/hour becomes 7001/hour.
+// rate returns COUNT/UNIT of match limit as iptables prints it, for Meaning; false if it
+// cannot be read. The kernel keeps ten-thousandths of a second per packet, and iptables
+// prints the largest unit that loses nothing (parse_rate and print_rate of libxt_limit.c). So
+// 60/min is 1/sec, and 7000/hour becomes 7001/hour.
 func rate(text string) (string, bool) {
 	units := [...]struct {
 		name, full string

@@ -160,7 +160,9 @@ func (d *decoder) address(x []byte) (text string, plain bool) {
 	return addr.String(), plainAddress(addr) && !addr.IsUnspecified() && (len(x) == size || allZero(x[size:]))
 }
 
-// connlimit reads struct xt_connlimit_info.
+// connlimit adds the words of match connlimit from its data, struct xt_connlimit_info;
+// hostMatch calls it. False: this package has no words for these data, and so none for the
+// rule. The mask is a prefix length: all addresses within it count together.
 func (d *decoder) connlimit(x xtInfo) bool {
 	const limitAt, flagsAt, end, upTo, destination = 16, 20, 24, 1, 2
 	size := 4

@@ -154,7 +154,9 @@ func (s *Standby) openByKnock(t *table, hooks []Hook) error {
 	return errors.Join(err, knocked, s.shutOrRemove(t, hooks))
 }
 
-// opened notes that the kernel has opened hooks, if the copy has them.
+// opened notes that the kernel has opened hooks, after a transaction or a knock. c is the
+// kernel's copy; a hook without a base chain in it stays shut. As long as t.open has hooks, a
+// failed removal of the table closes the socket, so that no hook stays open.
 func (t *table) opened(hooks []Hook, c *Copy) {
 	for _, h := range hooks {
 		if c.hooks[h] != nil {

@@ -96,7 +96,9 @@ func printable(name string) string {
 	return strconv.Quote(name)
 }
 
-// FamilyOfNFT returns the family with this name in nft; false if there is none.
+// FamilyOfNFT returns the family with this name in the program nft: ip, ip6, inet, arp,
+// bridge or netdev. For any other name it returns false. Package protect reads the words
+// nft:FAMILY:NAME of --protect with it.
 func FamilyOfNFT(name string) (Family, bool) {
 	for family, n := range familyNames {
 		if n.nft == name {

@@ -84,7 +84,8 @@ type document struct {
 	text []byte
 }
 
-// documents splits a YAML file at lines that are "---" or begin with "--- ".
+// documents splits a YAML file at lines that are "---" or begin with "--- ". Each document
+// has the number of its first line, for errors and for the objects' sources. Decode calls it.
 func documents(data []byte) []document {
 	data = bytes.TrimPrefix(data, []byte("\xef\xbb\xbf"))
 	var all []document

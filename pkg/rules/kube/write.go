@@ -182,9 +182,10 @@ func (w *writer) external(o *outcome) []rules.Rule {
 	return all
 }
 
-// firewall returns the rules that accept the source ranges. If a range contains this node, they
-// also accept the load balancer's addresses: the node's own traffic to them loops back with
-// such a source.
+// firewall returns the rules of the chain KUBE-FW-HASH of a service with
+// loadBalancerSourceRanges. servicePort calls it. They accept the source ranges. If a range
+// contains this node, they also accept the load balancer's addresses: the node's own traffic
+// to them loops back with such a source. Other traffic is dropped in filter.
 func (w *writer) firewall(o *outcome) []rules.Rule {
 	all := w.list(len(o.ranges) + len(o.lbIPs) + 1)
 	fromHere := false
