@@ -142,7 +142,7 @@ func TestNativeStandbyTranslates(t *testing.T) {
 					missing := func() bool {
 						return standing(n) == 0 || i == 1 && !strings.Contains(nstest.Command(n.T, "nft", "list", "table", "ip", "kube-proxy"), "jump services")
 					}
-					// flushed reports whether a flush left a time in which connections were translated.
+					// flushed flushes, and reports whether the gap was translated.
 					flushed := func() (connected bool) {
 						nstest.CommandInput(n.T, flush+"\n", "nft", "-f", "-")
 						for !connected && missing() {
