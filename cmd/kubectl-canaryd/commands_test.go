@@ -109,7 +109,7 @@ func TestFlushes(t *testing.T) {
 	}
 	want := []string{"flush node-0 a1 true", "flush node-2 c2 true", "flush node-2 c3 true", "flush node-2 c1 false"}
 	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("the lines of docs/operate.md (-want +got):\n%s", diff)
+		t.Errorf("the lines of docs/architecture.md (-want +got):\n%s", diff)
 	}
 	if code, _, _ := c.run(0, "", "flushes", "node-0"); code != exitOK {
 		t.Errorf("of a node that answers: exit code %d, want %d", code, exitOK)

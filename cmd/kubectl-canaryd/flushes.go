@@ -33,7 +33,7 @@ type flushRow struct {
 // A flushesReply is the answer for a fleet.
 type flushesReply struct {
 	Since time.Time `json:"since"`
-	// Flushes are the lines of docs/operate.md, the newest first.
+	// Flushes are the lines of docs/architecture.md, the newest first.
 	Flushes []json.RawMessage `json:"flushes"`
 	Nodes   int               `json:"nodes"` // queried ones
 	// Unanswered are the nodes whose flushes are unknown. Cut are nodes that may have had more
@@ -133,7 +133,7 @@ func flushRowOf(node string, f api.Flush, now time.Time) flushRow {
 	return row
 }
 
-// flushJSON returns the line of docs/operate.md, without its lists if it is too long.
+// flushJSON returns the line of docs/architecture.md, without its lists if it is too long.
 func flushJSON(node string, f api.Flush, now time.Time) (json.RawMessage, error) {
 	line := f.Line(node, f.Stage(now))
 	text, err := json.Marshal(line)
