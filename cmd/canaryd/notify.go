@@ -30,7 +30,8 @@ func startNotifier(ctx context.Context, group *errgroup.Group, d *daemon.Daemon)
 	}
 	watchdog, err := systemd.SdWatchdogEnabled(false)
 	if err != nil {
-		severity.Warnings(klog.FromContext(ctx)).Error(err, "canaryd cannot feed the service manager's watchdog")
+		severity.Warnings(klog.FromContext(ctx)).Error(err, "The watchdog's variables cannot be read, so canaryd sends it no signal; the service manager may restart canaryd",
+			"variables", "WATCHDOG_USEC, WATCHDOG_PID", "advice", "only WatchdogSec= of the unit may set them")
 	}
 	n := sdnotify.Notifier{Send: notifyManager, Status: d.Status, Alive: d.Alive, Watchdog: watchdog}
 	group.Go(func() error { return n.Run(ctx) })

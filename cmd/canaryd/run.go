@@ -111,7 +111,8 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 	log.Info("Starting", "version", program.version, "mode", o.mode, "backend", info.Backend, "iptables", info.Version,
 		"reason", info.Reason, "families", kernel.Families(), "protect", o.protect)
 	if info.Missing != "" {
-		severity.Notices(log).Info("Programs are missing: declared rules of their family, and rules of an older canaryd's files, cannot be written", "reason", info.Missing)
+		severity.Notices(log).Info("iptables programs are missing; canaryd guards rules without them, but cannot write declared rules or rules that an older canaryd stored",
+			"reason", info.Missing, "advice", "if you declare rules, install the package and restart canaryd")
 	}
 	disabled := map[rules.Family]string{}
 	for f, why := range kernel.Disabled() {

@@ -7,6 +7,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/accepted"
+	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/culprit"
 	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/internal/severity"
@@ -37,17 +38,37 @@ func (d *Daemon) sayAccepted(ctx context.Context, st *state) {
 			f.By, f.Likely = q.Taker(d.charge(st, f.Family.Table(f.Table), f.Finding, f.Upto), f.Seen), q.Legacy || f.Steps
 		}
 		if again := st.accepted.Counts(&f); !again {
-			what := "Rules were removed; canaryd accepts this as their owner's doing, and does not put them back"
-			if f.NotGuarded {
-				what = "Rules are gone from a table that canaryd does not guard; unless their owner removed them, it has to write them again"
-			}
 			d.recordRemoval(ctx, st, f)
-			severity.Warnings(klog.FromContext(ctx)).Info(what,
-				"family", f.Family, "table", f.Table, "chain", f.Chain, "set", f.Set, "rule", f.Rule, "gone", f.Rules, "left", f.Left, "by", f.ByText())
+			logRemoval(ctx, f.Accepted)
 		}
 		st.accepted.Keep(f)
 	}
 	st.accepted.Trim()
+}
+
+// logRemoval logs an accepted removal, and what to do if it was not accepted rightly.
+func logRemoval(ctx context.Context, a api.Accepted) {
+	what := "Rules were removed; canaryd takes this for their owner's decision, and does not put them back"
+	advice := "if their owner did not remove them, restart it, or run canaryd restore --generation ID (canaryd status lists the IDs)"
+	switch {
+	case a.NotGuarded:
+		what = "Rules are gone from an unguarded table, and canaryd does not put them back; only their owner can write them again"
+		advice = "if their owner did not remove them, restart it"
+	case a.Set != "":
+		what = "Elements of a set were removed; canaryd takes this for their owner's decision, and does not put them back"
+	}
+	id := a.Family.Table(a.Table)
+	table := id.String()
+	if a.Native {
+		table = id.NFT()
+	}
+	log := severity.Warnings(klog.FromContext(ctx)).WithValues("table", table)
+	for _, place := range [][2]string{{"chain", a.Chain}, {"set", a.Set}, {"rule", a.Rule}} {
+		if place[1] != "" {
+			log = log.WithValues(place[0], place[1])
+		}
+	}
+	log.Info(what, "gone", a.Rules, "left", a.Left, "by", a.ByText(), "advice", advice)
 }
 
 // acceptNative reports large removals from a native table that canaryd takes for its owner's

@@ -132,8 +132,11 @@ func (d *Daemon) endDecision(ctx context.Context, st *state, outcome api.Outcome
 	if !d.cfg.Store.Holds() {
 		forget = d.cfg.Store.Forget
 	}
-	if err := forget(); err != nil {
-		severity.Warnings(log).Error(err, "The decision is not on disk; after a restart canaryd would ask for it again")
+	err := forget()
+	d.countStateError(err)
+	if err != nil {
+		severity.Warnings(log).Error(err, "A loss no longer waits for a decision, but the disk still has it; after a restart it waits again",
+			"flush", w.record.ID, "advice", "make the state folder writable; if the loss waits again: "+dismissCommand)
 	}
 }
 

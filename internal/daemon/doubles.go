@@ -3,11 +3,13 @@ package daemon
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"time"
 
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -129,10 +131,21 @@ func (d *Daemon) undouble(ctx context.Context, st *state) {
 		}
 		st.families[f].forgetDoubles()
 		if fr.Outcome != reload.Skipped {
-			severity.Notices(log).Info("Duplicate jumps were removed: their owner had written them during a replay", "family", f, "jumps", tableid.Of(job.Doubled, f))
+			severity.Notices(log).Info("Extra copies of jumps were removed, and the jumps stay: their owner had written the copies during a replay",
+				"family", f, "jumps", jumpTexts(tableid.Of(job.Doubled, f)))
 		}
 	}
 	st.looking.plan(time.Now())
+}
+
+// jumpTexts names the first of a family's jumps for one line of the log.
+func jumpTexts(jumps map[rules.TableName][]rules.Jump) (texts []string) {
+	for _, t := range slices.Sorted(maps.Keys(jumps)) {
+		for _, h := range jumps[t] {
+			texts = append(texts, t+" "+h.Chain+" "+h.Rule.Label())
+		}
+	}
+	return texts[:min(len(texts), flushes.NamesKept)]
 }
 
 func (fs *familyState) forgetDoubles() {

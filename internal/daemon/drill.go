@@ -86,7 +86,8 @@ func (d *Daemon) beginDrill(ctx context.Context, st *state, r api.DrillRequest, 
 		severity.Warnings(klog.FromContext(ctx)).Info("A drill was refused; nothing was taken", "reason", err)
 		return nil, *reply
 	}
-	klog.FromContext(ctx).Error(err, "A drill has failed; if canaryd took anything for it, canaryd puts it back", "takes", next.Takes())
+	klog.FromContext(ctx).Error(err, "A drill failed: its write failed and may have removed parts; canaryd puts missing parts back",
+		"parts", next.Takes(), "kind", next.Reply.Kind, "because", because, "advice", "run canaryd drill again; if it fails again, remove the cause in err")
 	st.drills.Doubts(next, time.Now())
 	return nil, *reply
 }

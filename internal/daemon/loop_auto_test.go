@@ -137,7 +137,7 @@ func TestAnOwnerThatIsLeftOut(t *testing.T) {
 				r.settled()
 				r.after(2 * r.d.cfg.JumpGrace)
 				r.wantReady()
-				if strings.Contains(r.log.String(), "accepts this as their owner") {
+				if strings.Contains(r.log.String(), "takes this for their owner") {
 					t.Error("rules that stand are called removed")
 				}
 				if found := wordsOf(r.d.Status()); strings.Contains(found, "docker") || !strings.Contains(found, "podman/podman") {
@@ -255,6 +255,7 @@ func TestACleanupOfRulesSaysWhose(t *testing.T) {
 			t.Error("it removed something")
 		}
 		must(t, r.d.Cleanup(t.Context(), api.CleanupRequest{Rules: true, Protect: "docker"}))
+		r.wantLog(`"canaryd's marks were removed on request; canaryd guards nothing until it is restarted" rulesRemoved=true protect="docker"`)
 		if saved := r.fake.Save(rules.IPv4); strings.Contains(saved, "docker0") || !strings.Contains(saved, "LIBVIRT_") {
 			t.Errorf("a cleanup of Docker's rules left:\n%s", saved)
 		}

@@ -236,6 +236,32 @@ func TestDismissed(t *testing.T) {
 	})
 }
 
+// TestDismissedAndNotOnDisk: an operator accepts a loss, but the state folder does not let go of
+// it. Log and metric say so, and after a restart it waits again.
+func TestDismissedAndNotOnDisk(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		g := beginGap(t, backend)
+		must(t, g.first.fake.Flush(rules.IPv4, rules.Nat, ""))
+		pending := filepath.Join(g.dir, "pending.json")
+		r := g.next()
+		r.wantAwaiting(g.generation)
+		must(t, os.Rename(pending, pending+"-away"))
+		occupy(t, pending)
+		moved := r.moved(func() { must(t, errorOf(r.d.Dismiss(t.Context()))) }, "state_errors")
+		if moved["state_errors_total"] != 1 {
+			t.Errorf("the metric counts %v failed removals", moved)
+		}
+		r.wantLog("A loss no longer waits for a decision, but the disk still has it; after a restart it waits again")
+		r.stop()
+		must(t, os.RemoveAll(pending))
+		must(t, os.Rename(pending+"-away", pending))
+		r = g.next()
+		r.wantAwaiting(g.generation)
+		must(t, errorOf(r.d.Dismiss(t.Context())))
+		r.wantReady()
+	})
+}
+
 // TestWhatIsLeftIsGuarded: some tables wait for a decision. canaryd heals a flush of other
 // tables, and a flush of rules that an owner has written meanwhile.
 func TestWhatIsLeftIsGuarded(t *testing.T) {

@@ -75,6 +75,7 @@ func TestJumpThatItsOwnerPutBackInTheSameMoment(t *testing.T) {
 					if r.fake.Restores() == removals {
 						t.Error("nothing was removed")
 					}
+					r.wantLog(`"Extra copies of jumps were removed, and the jumps stay: their owner had written the copies during a replay" family="ipv4" jumps=["nat OUTPUT ` + hostport)
 				}
 				r.flushNat()
 				r.after(30 * time.Second)

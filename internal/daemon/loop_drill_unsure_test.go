@@ -72,6 +72,9 @@ func TestDrillIsUnsure(t *testing.T) {
 				if reply.Result != test.result || strings.Contains(r.log.String(), "nothing was taken") {
 					t.Errorf("the reply: %+v", reply)
 				}
+				if line := linesOf(r.log.String(), "A drill failed: its write failed and may have removed parts"); (line != "") != (test.result == api.DrillFailed) {
+					t.Errorf("the log says %q", line)
+				}
 				r.after(20 * time.Second)
 				r.wantReady()
 				r.wantBack(before, before)

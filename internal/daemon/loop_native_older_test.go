@@ -38,7 +38,7 @@ func TestOlderNativeGeneration(t *testing.T) {
 	sync := func(k *fakeNative) { k.sync(tableOf(proxyTable, "a", "b", "c")) }
 	for name, s := range map[string]story{
 		"flushed": {change: sync, down: flush, want: []*native.Table{tableOf(proxyTable, "a", "b"), tableOf(dockerTable, "c")}, older: older,
-			log: "The stored rules are older than the last rules in force; canaryd puts flushed rules back from them"},
+			log: `"The stored rules are older than the last rules in force; canaryd puts flushed rules back from them" tables=["ip kube-proxy"]`},
 		"not flushed": {change: sync, down: func(*fakeNative) {}, want: []*native.Table{tableOf(proxyTable, "a", "b", "c"), tableOf(dockerTable, "c")},
 			log: "The stored rules are older than the last rules in force"},
 		"only what is not older was flushed": {change: sync, down: func(k *fakeNative) { k.flushTable(dockerTable) },

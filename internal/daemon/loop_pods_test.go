@@ -386,7 +386,7 @@ func TestRulesThatCannotBeTakenAwayYet(t *testing.T) {
 		c.after(3 * time.Second)
 		if backend == iptables.Legacy {
 			c.wantPod("while the lock is held", gatewayID, true)
-			c.wantLog("A replay wrote rules of pods that are gone; they could not be removed yet")
+			c.wantLog("A replay brought back rules of removed pods; canaryd could not delete these rules, and tries again")
 		}
 		release()
 		c.after(20 * time.Second)

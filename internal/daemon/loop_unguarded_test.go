@@ -82,7 +82,7 @@ func TestATableThatIsNotGuarded(t *testing.T) {
 				if d := cmp.Diff(want, got); d != "" {
 					t.Errorf("the status has (-want +got):\n%s", d)
 				}
-				if n := strings.Count(r.log.String(), "a table that canaryd does not guard"); n != len(want) {
+				if n := strings.Count(r.log.String(), `"Rules are gone from an unguarded table, and canaryd does not put them back; only their owner can write them again" table="ipv4 raw" gone=`); n != len(want) {
 					t.Errorf("the log has it %d times", n)
 				}
 				r.wantReady()

@@ -250,7 +250,8 @@ func TestOlderGeneration(t *testing.T) {
 					if len(s.Flushes) != 1 || !strings.Contains(s.Flushes[0].Older, want) || !strings.Contains(s.StateOlder, want) || !strings.Contains(s.Headline, want) {
 						t.Errorf("headline %q, older %q, records %+v", s.Headline, s.StateOlder, s.Flushes)
 					}
-					r.wantLog("The stored rules are older than the last rules in force; canaryd puts flushed rules back from them")
+					r.wantLog(`"The stored rules are older than the last rules in force; canaryd puts flushed rules back from them"`)
+					r.wantLog(`tables=["ipv4 nat"]`)
 					addService(t, r.fake, "KUBE-SVC-CCCCCCCCCCCCCCCC") // canaryd learns nat, so it is no longer older
 					r.after(10 * time.Second)
 					r.flushNat()

@@ -153,8 +153,7 @@ func TestUnreadIsKept(t *testing.T) {
 	for name, hinder := range map[string]func(t *testing.T, dir string) (over func()){
 		"no room": func(t *testing.T, dir string) func() {
 			path := filepath.Join(dir, "unread.json")
-			must(t, os.Mkdir(path, 0o700))
-			must(t, os.WriteFile(filepath.Join(path, "x"), nil, 0o600)) // so that it stays
+			occupy(t, path)
 			return func() { must(t, os.RemoveAll(path)) }
 		},
 		"deleted": func(t *testing.T, dir string) func() { return func() {} },
@@ -175,7 +174,8 @@ func TestUnreadIsKept(t *testing.T) {
 				if name == "deleted" {
 					must(t, os.RemoveAll(dir))
 				} else {
-					r.wantLog("canaryd writes no state until it is")
+					r.wantLog("The list of unreadable stored files could not be saved; until it is, canaryd saves no rules")
+					r.wantLog(`files=["` + filepath.Join(dir, "unread.json"))
 					if s := r.d.Status(); s.StateError == "" {
 						t.Error("status does not say that the disk lacks something")
 					}
@@ -216,6 +216,43 @@ func TestUnreadDecision(t *testing.T) {
 		r = g.next()
 		r.wantReady()
 	})
+}
+
+// TestUnreadDecisionIsNotOnDisk: an operator accepts what stands, but the state folder does not
+// let go of a file. Log and metric say so, and after a restart the file waits again.
+func TestUnreadDecisionIsNotOnDisk(t *testing.T) {
+	for file, line := range map[string]string{
+		"pending.json": "A damaged file could not be removed; after a restart it waits for a decision again",
+		"unread.json":  "The list of unreadable stored files could not be removed; until it is, canaryd saves no rules",
+	} {
+		t.Run(file, func(t *testing.T) {
+			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+				g := beginGap(t, backend)
+				path := filepath.Join(g.dir, file)
+				occupy(t, path)
+				for range 2 {
+					r := g.next()
+					r.wantUnread(path)
+					moved := r.moved(func() { must(t, errorOf(r.d.Dismiss(t.Context()))) }, "state_errors")
+					if moved["state_errors_total"] == 0 {
+						t.Error("the metric does not count the failed removal")
+					}
+					r.wantLog(line)
+					r.wantLog("canaryd dismiss")
+					r.stop()
+				}
+			})
+		})
+	}
+}
+
+// occupy puts a folder in the place of a file. It can be neither read as a file nor removed as
+// one.
+func occupy(t *testing.T, path string) {
+	t.Helper()
+	must(t, os.RemoveAll(path))
+	must(t, os.Mkdir(path, 0o700))
+	must(t, os.WriteFile(filepath.Join(path, "x"), nil, 0o600))
 }
 
 // TestPauseOutlivesTheGeneration: the state can be read, and the generation cannot. The pause

@@ -70,8 +70,8 @@ func (d *Daemon) recallNativeBehind(ctx context.Context, st *state, stored nativ
 			r.neverKept = append(r.neverKept, t)
 		}
 	}
-	severity.Warnings(klog.FromContext(ctx)).Info(olderIsPutBack,
-		"lastSaved", b.Saved, "changesSince", b.Changes, "reason", b.Reason, "older", len(r.older.tables), "neverStored", len(r.neverKept), "deletedSince", len(stored.Tables)-len(list))
+	severity.Warnings(klog.FromContext(ctx)).Info(olderIsPutBack, "tables", r.older.names(tableid.TableID.NFT),
+		"lastSaved", b.Saved, "changesSince", b.Changes, "reason", b.Reason, "older", len(r.older.tables), "neverStored", len(r.neverKept), "deletedSince", len(stored.Tables)-len(list), "advice", olderAdvice)
 	return list
 }
 

@@ -126,7 +126,7 @@ func (h *rehearsal) report(ctx context.Context, id tableid.TableID, t *nativeTab
 	t.refusedParts = nil
 	if h.first == nil {
 		if t.refused.Over() {
-			severity.Notices(log).Info("A native table could be put back again", "table", id.NFT())
+			severity.Notices(log).Info("The kernel would accept all parts of a native table again; canaryd would put the whole table back after a loss", "table", id.NFT())
 		}
 		return
 	}

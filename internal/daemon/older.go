@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -35,6 +36,19 @@ func olderText(saved time.Time, changes int) string {
 // olderIsPutBack is the log's sentence about stored rules that are older than the last rules in
 // force.
 const olderIsPutBack = "The stored rules are older than the last rules in force; canaryd puts flushed rules back from them"
+
+// olderAdvice is its advice.
+const olderAdvice = "if canaryd puts one of these tables back, restart the table's owner, such as kube-proxy: its rules are current"
+
+// names returns the sorted names of the tables, as spell has them.
+func (o *older) names(spell func(tableid.TableID) string) []string {
+	names := make([]string, 0, len(o.tables))
+	for id := range o.tables {
+		names = append(names, spell(id))
+	}
+	slices.Sort(names)
+	return names
+}
 
 // behind returns the note that the state on disk is behind, with the marks of the rules in
 // force.
@@ -117,16 +131,21 @@ func (d *Daemon) recallBehind(ctx context.Context, st *state, known *reload.Stat
 			if id.Family != f {
 				continue
 			}
-			if v, marked := b.Marks.Verdicts(f, d.cfg.Canary, seen)[id.Name]; err == nil && marked && v == canary.Intact {
+			v, marked := b.Marks.Verdicts(f, d.cfg.Canary, seen)[id.Name]
+			section := st.unclaimed(stored.Generation)[id]
+			if !marked && section.Bare() { // nothing was guarded in it
+				continue
+			}
+			if err == nil && marked && v == canary.Intact {
 				stored.Generation = stored.Generation.With(id, rules.Section{})
 				delete(known.Quarantine, id)
 				continue
 			}
-			st.older.tables = tableid.With(st.older.tables, id, contentID(st.unclaimed(stored.Generation)[id]))
+			st.older.tables = tableid.With(st.older.tables, id, contentID(section))
 		}
 	}
 	known.Marks = b.Marks
-	log.Info(olderIsPutBack, "generation", stored.ID)
+	log.Info(olderIsPutBack, "tables", st.older.names(tableid.TableID.String), "generation", stored.ID, "advice", olderAdvice)
 	return false
 }
 

@@ -79,7 +79,8 @@ func (d *Daemon) removeGoneContainers(ctx context.Context, st *state) {
 		}
 	}
 	st.looking.plan(time.Now())
-	w.Untaken.Report(pace.Warnings(ctx), err, "A replay wrote rules of pods that are gone; they could not be removed yet", "pods", names)
+	w.Untaken.Report(pace.Warnings(ctx), err, "A replay brought back rules of removed pods; canaryd could not delete these rules, and tries again",
+		"table", rules.Nat, "pods", names, "retryIn", d.cfg.PollInterval)
 	if err != nil {
 		w.RemoveAt = time.Now().Add(d.cfg.PollInterval)
 		return

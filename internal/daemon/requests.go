@@ -258,9 +258,11 @@ func (d *Daemon) Cleanup(ctx context.Context, r api.CleanupRequest) error {
 			failed = errors.Join(failed, d.cfg.Store.Forget())
 		}
 		if failed != nil {
-			severity.Warnings(klog.FromContext(ctx)).Error(failed, "Cleaned up on request, but not completely; nothing is watched any more", "rules", r.Rules)
+			severity.Warnings(klog.FromContext(ctx)).Error(failed, "A requested cleanup did not remove everything; canaryd guards nothing until it is restarted",
+				"rulesRemoved", r.Rules, "protect", r.Protect)
 		} else {
-			severity.Notices(klog.FromContext(ctx)).Info("Cleaned up on request; nothing is watched any more", "rules", r.Rules)
+			severity.Notices(klog.FromContext(ctx)).Info("canaryd's marks were removed on request; canaryd guards nothing until it is restarted",
+				"rulesRemoved", r.Rules, "protect", r.Protect)
 		}
 		d.publish(st)
 	})

@@ -65,7 +65,17 @@ func (d *Daemon) keepUnread(ctx context.Context, st *state) bool {
 	err := d.cfg.Store.SaveUnread(st.unread.files)
 	st.unread.unkept = err != nil
 	d.countStateError(err)
-	st.unread.trouble.Report(pace.Warnings(ctx), err, "The list of stored files that cannot be read is not on disk; canaryd writes no state until it is")
+	if len(st.unread.files) == 0 { // saving none removes the list
+		st.unread.trouble.Report(pace.Warnings(ctx), err, "The list of unreadable stored files could not be removed; until it is, canaryd saves no rules, and a restart may require a decision again",
+			"advice", "make the state folder writable; if a decision is needed again: "+dismissCommand)
+		return err == nil
+	}
+	var names []string
+	for _, u := range st.unread.files {
+		names = append(names, u.File)
+	}
+	st.unread.trouble.Report(pace.Warnings(ctx), err, "The list of unreadable stored files could not be saved; until it is, canaryd saves no rules, and a restart would know older ones",
+		"files", names, "advice", "make room in the state folder or make it writable; do not restart canaryd before that")
 	return err == nil
 }
 
@@ -80,8 +90,11 @@ func (d *Daemon) dropUnread(ctx context.Context, st *state, decided func(reload.
 		}
 		st.unread.unkept = true
 		if n++; d.cfg.Store != nil && st.decision == nil && u.File == d.cfg.Store.PendingPath() { // nothing else would replace it
-			if err := d.cfg.Store.ForgetPending(); err != nil {
-				severity.Warnings(klog.FromContext(ctx)).Error(err, "The decision is not on disk; after a restart canaryd would ask for it again")
+			err := d.cfg.Store.ForgetPending()
+			d.countStateError(err)
+			if err != nil {
+				severity.Warnings(klog.FromContext(ctx)).Error(err, "A damaged file could not be removed; after a restart it waits for a decision again",
+					"file", u.File, "advice", "make the state folder writable; if it waits again: "+dismissCommand)
 			}
 		}
 	}

@@ -44,7 +44,7 @@ func TestNoProgramRuns(t *testing.T) {
 				}
 				d := n.Start()
 				if !tt.installed {
-					d.WantLog("Programs are missing", "iptables-nft is not installed")
+					d.WantLog("iptables programs are missing", "iptables-nft is not installed")
 				}
 				storm(n, d)
 				n.Renewed()
