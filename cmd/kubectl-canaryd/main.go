@@ -79,7 +79,8 @@ Exit code: 0 all are healthy, 1 one is not, 2 one is unknown, or trouble.
 `
 	aboutFlushes = `Lists the programs that flushed, then each flush, the newest first. Flushes whose rules are still
 missing are always listed. A node keeps its last 100 flushes; if some may be missing, the answer
-says so. -o json: fields as in docs/architecture.md. Exit code: 0, 2 an answer is missing, or trouble.
+says so. -o json: fields as in docs/architecture.md. Exit code: 0, 2 no answer of a node, or
+trouble.
 `
 	aboutDetect = `Runs canaryd detect in each pod: it counts the rules of both backends. Nodes with rules in both come
 first. Exit code: 0, 1 a node has rules in both, 2 an answer is missing, or trouble.
