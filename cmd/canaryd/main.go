@@ -88,7 +88,7 @@ bash: source <(canaryd completion); zsh: into a folder of fpath as _canaryd; fis
 	// aboutRun is in the manual only; the help of run lists the commands instead.
 	aboutRun = `With --source=manifest it takes the generator's flags, which are those of render, too.
 `
-	aboutCheck = `Asks the running daemon to look now. Without a daemon it compares the kernel's rules with the last
+	aboutCheck = `Makes the running daemon look now. Without a daemon it compares the kernel's rules with the last
 daemon's stored rules, native tables too. Prints a row per family and table, and writes nothing.
 With -o line it is a plugin of node-problem-detector: it prints a problem or trouble as one short
 line.

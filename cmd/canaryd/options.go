@@ -105,7 +105,7 @@ func (o *options) allFlags() *pflag.FlagSet {
 	all.StringVar(&o.flush, "flush", "", "show all of one flush: its `number` in the list, 1 is the newest, or its ID")
 	all.BoolVar(&o.watch, "watch", false, "show each change, until Ctrl-C")
 	all.StringVar(&o.generation, "generation", "", "`ID` of a stored generation, or its beginning; default the present generation")
-	all.BoolVar(&o.check, "check", false, "ask the kernel for each rule of --manifest and --rules-dir")
+	all.BoolVar(&o.check, "check", false, "try each rule of --manifest and --rules-dir in the kernel")
 	all.BoolVar(&o.rules, "rules", false, "remove the protected chains and their jumps as well")
 	all.BoolVar(&o.stay, "stay", false, "then wait for SIGTERM: for a DaemonSet's pod")
 
@@ -133,7 +133,7 @@ func (o *options) flagSet(cmd command) *pflag.FlagSet {
 		all.Lookup("output").Usage = "table, json, or line: all in 80 bytes"
 	}
 	if cmd.name == "drill" {
-		all.Lookup("yes").Usage = "do not ask before a drill for real"
+		all.Lookup("yes").Usage = "drill for real without a question"
 	}
 	if cmd.name == "baseline" {
 		all.Lookup("generation").Usage = "`ID` of the generation that --confirm takes: the present one, or a stored one"

@@ -165,7 +165,7 @@ func writeFlushes(w io.Writer, o *options, r flushesReply) {
 	}
 	fmt.Fprintf(w, "\n%s asked%s\n", count(r.Nodes, "node"), withoutText(r.WithoutPod))
 	if r.LeftOut > 0 {
-		fmt.Fprintf(w, "%s more are left out: ask for fewer hours or nodes\n", count(r.LeftOut, "flush record"))
+		fmt.Fprintf(w, "%s more are left out: choose fewer hours or nodes\n", count(r.LeftOut, "flush record"))
 	}
 	if len(r.Cut) > 0 {
 		fmt.Fprintf(w, "older flushes within that time may be missing, because a node keeps %d: %s\n", api.KeptFlushes, listed(r.Cut))

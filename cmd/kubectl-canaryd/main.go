@@ -61,7 +61,7 @@ func commands() []command {
 }
 
 const (
-	about = `kubectl canaryd asks the canaryd of all nodes, or of nodes by name or by labels (-l).
+	about = `kubectl canaryd queries the canaryd of all nodes, or of nodes by name or by labels (-l).
 kubectl runs the commands in the pods. It gets all of its own flags (kubectl options), such as
 --context, and -n, which is kube-system by default.
 
@@ -85,10 +85,10 @@ trouble.
 	aboutDetect = `Runs canaryd detect in each pod: it counts the rules of both backends. Nodes with rules in both come
 first. Exit code: 0, 1 a node has rules in both, 2 an answer is missing, or trouble.
 `
-	aboutPause = `Asks before it pauses. Name nodes, select them, or say --all. A node without an answer may be paused
+	aboutPause = `Needs agreement. Name nodes, select them, or say --all. A node without an answer may be paused
 or not, and is unknown. Exit code: 0 all are paused, 2 one may not be, or trouble.
 `
-	aboutResume = `Asks before it resumes. Name nodes, select them, or say --all.
+	aboutResume = `Needs agreement. Name nodes, select them, or say --all.
 Exit code: 0 no pause is left, 2 one may be left, or trouble.
 `
 	aboutSysdump = `Writes a .tar.gz with status, flushes, version, pod and log of each node. It has no more than HTTP

@@ -50,7 +50,7 @@ func (o *options) flagSet(cmd command) *pflag.FlagSet {
 	all.StringVarP(&o.container, "container", "c", "canaryd", "container of canaryd in a pod")
 	all.StringVarP(&o.output, "output", "o", "table", "table or json")
 	all.DurationVar(&o.timeout, "timeout", 30*time.Second, "of each command on a node")
-	all.IntVar(&o.parallel, "parallel", 16, "ask so many nodes at once, 1 to 256; each takes a kubectl")
+	all.IntVar(&o.parallel, "parallel", 16, "query so many nodes at once, 1 to 256; each takes a kubectl")
 	all.StringVar(&o.program, "kubectl", "kubectl", "`program` to run as kubectl")
 
 	all.DurationVar(&o.since, "since", 24*time.Hour, "list flushes that are not older")
