@@ -114,14 +114,15 @@ type openChain struct {
 	gone    bool // the chain itself was deleted
 }
 
-// all returns the known takings.
+// all returns a copy of the known takings, for Kernel.Takings.
 func (l *takingsLog) all() Takings {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return Takings{l.kept.Known, l.kept.Since, slices.Clone(l.kept.List)}
 }
 
-// restart forgets everything. The log will only hear commits after since.
+// restart forgets everything. The mirror calls it when it begins to receive notifications, also
+// after it missed some. The log will only hear commits after since.
 func (l *takingsLog) restart(since uint32) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -148,6 +149,8 @@ func (l *takingsLog) note(e nft.Event, table rules.TableName) {
 	}
 }
 
+// table returns the counts of a table in the unfinished commit, for note and chain. They begin
+// at zero.
 func (l *takingsLog) table(f rules.Family, table rules.TableName) *openTaking {
 	for _, t := range l.open {
 		if t.Family == f && t.Table == table {
@@ -245,7 +248,8 @@ func (l *takingsLog) end(by nft.Commit, now time.Time) {
 	l.trim(now)
 }
 
-// trim forgets the oldest takings. It keeps or forgets the takings of one commit together.
+// trim forgets the oldest takings beyond the bounds; end calls it with l.mu held. It keeps or
+// forgets the takings of one commit together, so that kept.Since is exact.
 func (l *takingsLog) trim(now time.Time) {
 	list, n := l.kept.List, 0
 	for n < len(list) && (len(list)-n > takingsKept || l.size > takenAltogether || now.Sub(l.heard[n]) > takingsFor) {
@@ -261,7 +265,8 @@ func (l *takingsLog) trim(now time.Time) {
 // names returns the number of chain names in the Taking.
 func (k Taking) names() int { return len(k.Chains) + len(k.Wrote) }
 
-// taking returns the finished Taking.
+// taking returns the finished Taking of the commit by; end calls it. A table that was deleted
+// needs no chains.
 func (t *openTaking) taking(by nft.Commit) Taking {
 	k := t.Taking
 	if k.Commit = by; k.Deleted {
@@ -286,7 +291,8 @@ func (t *openTaking) taking(by nft.Commit) Taking {
 	return k
 }
 
-// jumpOf returns the chain that the rule's verdict leads to, "" without one.
+// jumpOf returns the chain that the rule's verdict leads to, "" without one. lose keeps it,
+// because the search for a culprit compares it with a missing jump.
 func jumpOf(r nft.Rule) string {
 	target := ""
 	err := r.Each(func(e nft.Expression) error {

@@ -87,6 +87,7 @@ func openXT(family rules.Family) (*xtSocket, error) {
 	return s, nil
 }
 
+// close closes the socket and the open list of tables.
 func (s *xtSocket) close() error {
 	err := unix.Close(s.fd)
 	s.namesMu.Lock()
@@ -97,8 +98,10 @@ func (s *xtSocket) close() error {
 	return err
 }
 
-// check sends GET_INFO with a wrong length. The kernel checks privileges first, and the length
-// before the table's name. So EINVAL means that queries are allowed, and nothing is created.
+// check finds out whether the kernel answers questions about legacy tables, for openXT and
+// countLegacy. It sends GET_INFO with a wrong length. The kernel checks privileges first, and
+// the length before the table's name: EINVAL means that queries are allowed, and nothing is
+// created.
 func (s *xtSocket) check() error {
 	var one [1]byte
 	_, err := s.getsockopt(soGetInfo, one[:])
@@ -158,7 +161,8 @@ func (s *xtSocket) readNames() ([]byte, error) {
 	return again()
 }
 
-// info returns the shape of a listed table.
+// info returns the shape of a listed table (GET_INFO). For a table that is not listed, the
+// question would create it.
 func (s *xtSocket) info(table rules.TableName) (xtInfo, error) {
 	var info xtInfo
 	copy(info.raw[:xtTableNameLen-1], table)
@@ -206,8 +210,9 @@ func readsEntries() error {
 	return nil
 }
 
-// walk calls f with the entries of the wanted listed tables; nil wants all. A query for a table
-// that is not listed would create it.
+// walk calls f with the entries of the wanted listed tables; nil wants all. Reads, probes and
+// the count of rules use it. The bytes are valid until f returns. A query for a table that is
+// not listed would create it.
 func (s *xtSocket) walk(ctx context.Context, wanted func(rules.TableName) bool, f func(rules.TableName, xtInfo, []byte) error) error {
 	tables, err := s.tables()
 	if err != nil {
@@ -268,7 +273,9 @@ func (s *xtSocket) entries(table rules.TableName, f func(xtInfo, []byte) error) 
 // 30 s.
 const keptBuffer = 256 << 10
 
-// readEntries sends GET_ENTRIES and calls f with the entries. s.mu is held.
+// readEntries sends GET_ENTRIES and calls f with the entries; entries calls it. size is the
+// table's, in bytes, from GET_INFO: if it changed since, the error is unix.EAGAIN. s.mu is
+// held.
 func (s *xtSocket) readEntries(table rules.TableName, size uint32, f func([]byte) error) error {
 	if size > maxEntriesSize {
 		return fmt.Errorf("table of %d bytes is too large", size)
@@ -303,6 +310,8 @@ func (s *xtSocket) readEntries(table rules.TableName, size uint32, f func([]byte
 	return f(buf[xtEntriesHeadLen:])
 }
 
+// wrap adds the question to an error. Callers decide by nft.ErrPermission (no privileges) and
+// errNoLegacy (no x_tables). Any other error means that the content is unknown.
 func (s *xtSocket) wrap(doing string, err error) error {
 	switch {
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
