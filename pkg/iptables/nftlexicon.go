@@ -188,8 +188,7 @@ func (l *lexicon) keep(rule rules.Rule) (nft.Rule, bool) {
 }
 
 // shown returns the rule that the lexicon shows for an opaque rule's bytes, if they have a text
-// by now; else the same rule. Text calls it, so that a replay proves the rule that a read
-// shows.
+// by now; else the same rule. Text calls it, so that a replay names the rule as reads do.
 func (l *lexicon) shown(rule rules.Rule) rules.Rule {
 	raw, ok := heldBytes(rule)
 	if !ok {

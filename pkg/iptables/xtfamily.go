@@ -138,7 +138,7 @@ func (t *xtTable) shapes(family rules.Family, info xtInfo, data []byte, l *xtLex
 }
 
 // direct finds the chains that rules jump to, and makes them part of the rules' keys; nameTable
-// calls it. A rule that jumps elsewhere gets no key, and stays opaque.
+// calls it. A rule that jumps elsewhere gets no key, so that no text is stored for it.
 func (t *xtTable) direct(l *xtLexicon) {
 	hashes := make([]xtKey, len(t.chains))
 	for i, c := range t.chains {
