@@ -102,8 +102,8 @@ func (r nftReader) probeUnchanged(family rules.Family, places []Place) (Probed, 
 	return probed, nil
 }
 
-// askUse returns the question for the number of rules in a chain and of jumps to it. check gets
-// the answer; its error ends the whole datagram's questions.
+// askUse returns the question for the number of rules in a chain and of jumps to it, which look
+// notes and questions compare. An error of check becomes the error of Ask.
 func askUse(place Place, check func(use uint32) error) nft.Question {
 	return nft.Question{
 		Ask: unix.NFT_MSG_GETCHAIN, Want: unix.NFT_MSG_NEWCHAIN,

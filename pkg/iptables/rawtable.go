@@ -38,7 +38,8 @@ func (k *Kernel) RawTable(ctx context.Context, id tableid.TableID, use func(nft.
 	return use(raw)
 }
 
-// bytes returns a rule as nf_tables stores it, in room as far as that suffices.
+// bytes returns the rule with that number as nf_tables stores it, for RawTable. It uses room as
+// far as that suffices.
 func (l *lexicon) bytes(id nft.RuleID, room []byte) nft.Rule {
 	l.mu.RLock()
 	defer l.mu.RUnlock()

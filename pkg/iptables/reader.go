@@ -35,8 +35,9 @@ func (k *Kernel) Probe(ctx context.Context, family rules.Family, places []Place)
 	return k.reader.probe(ctx, family, places)
 }
 
-// ProbeOnly is Probe of the places alone. On legacy it walks only their tables, so that it has
-// no digest of the whole family. It may be called concurrently.
+// ProbeOnly is Probe of the places alone, for urgent looks before a long walk (see
+// Stamp.Urgent). On legacy it walks only their tables, so that it has no digest of the whole
+// family. It may be called concurrently.
 func (k *Kernel) ProbeOnly(ctx context.Context, family rules.Family, places []Place) (Probed, error) {
 	if err := k.ready(ctx, family); err != nil {
 		return Probed{}, err
