@@ -102,8 +102,8 @@ func (c command) feed(cmd *exec.Cmd) error {
 	return err
 }
 
-// failure turns the error of feed into the one that run documents: nil for any exit code, and
-// the reason for a child that was killed.
+// failure turns the error of feed into an error of run, as run documents. It is nil for any
+// exit code, and has the reason if the child was killed.
 func (c command) failure(ctx context.Context, err error, res result) error {
 	name := filepath.Base(c.path)
 	var exit *exec.ExitError

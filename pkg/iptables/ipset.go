@@ -46,8 +46,9 @@ type Set struct {
 	Members []string `json:"members,omitempty"` // the texts behind "add NAME", in order
 }
 
-// Validate returns the reason why the set is not safe as input of "ipset restore", or nil: no
-// text may end its line or look like an option. Sets that are saved, loaded or created pass it.
+// Validate returns the reason why the set is not safe as input of "ipset restore", or nil. No
+// text may end its line or look like an option. canaryd saves, loads and creates only valid
+// sets.
 func (s Set) Validate() error {
 	if !validSetName(s.Name) {
 		return fmt.Errorf("%q cannot be the name of an ipset here", s.Name)

@@ -53,8 +53,9 @@ type Keeper struct {
 // it.
 func (k *Kernel) Keeper() *Keeper { return &k.keeper }
 
-// Keep makes the family's table, or leaves an existing one. After an error the family has no
-// table, unless the kernel could not even be queried.
+// Keep makes the family's table, or leaves an existing one. The daemon calls it while protected
+// rules translate, and Release when none does. After an error the family has no table, unless
+// the kernel could not even be queried.
 func (k *Keeper) Keep(family rules.Family) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -93,9 +93,9 @@ func xtRevision(e nft.Expression) int {
 	return 0
 }
 
-// nameSets returns the rule without the kernel's numbers, and with the names of its sets. The
-// lexicon stores and compares rules in this form. name queries the kernel. A rule that has no
-// numbers, or has the names already, is returned unchanged, also after an error.
+// nameSets returns the rule without the kernel's numbers, and with the names of its sets, as
+// the lexicon stores and compares rules. name queries the kernel. A rule without numbers, or
+// with the names already, is returned unchanged. So is any rule after an error.
 func nameSets(r nft.Rule, name func(uint16) (string, error)) (nft.Rule, error) {
 	if _, _, done := withoutNames(r); done || !mayHoldNumbers(r) {
 		return r, nil

@@ -77,8 +77,8 @@ const (
 	wroteKept       = 1000   // chains of one commit in one table that got rules
 )
 
-// Takings returns the deletions by commits of the last minutes, as far as they are known. On
-// legacy it returns nothing.
+// Takings returns the deletions by commits of the last minutes, as far as they are known, for
+// the search for a culprit. On legacy it returns nothing.
 func (k *Kernel) Takings(ctx context.Context) Takings {
 	if k.mirror == nil {
 		return Takings{}

@@ -206,7 +206,7 @@ func (k *Kernel) hasBytes(family rules.Family, r rules.Rule) bool {
 // jumpPath is the path to the name of the target chain in a rule's expressions.
 var jumpPath = []uint16{unix.NFTA_LIST_ELEM, unix.NFTA_EXPR_DATA, unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VERDICT, unix.NFTA_VERDICT_CHAIN}
 
-// retargeted returns attributes with the trial's target at that path replaced by a chain:
+// retargeted returns attributes with the trial's target at that path replaced by a chain.
 // bytesOf wrote the rule with TrialTarget, because the chain may not exist yet. Bytes that
 // cannot be parsed stay unchanged.
 func retargeted(list []byte, chain string, path ...uint16) []byte {

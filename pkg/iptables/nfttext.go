@@ -117,7 +117,7 @@ func (f *familyText) fit(p Place, c *nft.MirrorChain) hookFit {
 }
 
 // forgetUnused drops rules from the lexicon that no chain has had for long. The mirror's read
-// calls it, because only then all numbers in use are known.
+// calls it.
 func (f *familyText) forgetUnused() {
 	if f.lexicon.crowded() {
 		f.raw.Purge(f.lexicon.forget)

@@ -11,10 +11,10 @@ import (
 // ErrNoRaw: the Kernel has no nf_tables objects for its tables, as on the legacy backend.
 var ErrNoRaw = errors.New("the tables are not known as objects of nf_tables")
 
-// RawTable updates the mirror of a family, and passes a table to use as raw objects. It costs in
-// proportion to the changes since the last read, and executes nothing. The table is valid until
-// use returns; other reads wait meanwhile. A missing table has no chains. The error is ErrNoRaw,
-// the read's, or use's.
+// RawTable updates the mirror of a family, and passes a table to use as raw objects; the
+// standby translates nat from them. It executes nothing, and costs in proportion to the changes
+// since the last read. The table is valid until use returns; other reads wait meanwhile. A
+// missing table has no chains. The error is ErrNoRaw, the read's, or use's.
 func (k *Kernel) RawTable(ctx context.Context, id tableid.TableID, use func(nft.RawTable) error) error {
 	if k.mirror == nil || k.mirror.families[id.Family] == nil || tableName(id.Name) == "" {
 		return ErrNoRaw

@@ -105,7 +105,8 @@ func (s *Script) textless() *Step {
 
 // commits counts the scripts that write anything. restoreByText takes more commits than that
 // for another process's. iptables-nft-restore sends one batch at each COMMIT line, and none if
-// there is nothing in it (1.8.9), such as chains that are empty already: it is an upper bound.
+// there is nothing in it (1.8.9). Declaring empty chains makes none, so the count is an upper
+// bound.
 func (t Scripts) commits() uint32 {
 	var n uint32
 	for i := range t {

@@ -111,8 +111,8 @@ func printableName(name string) bool {
 const noSuchChain = "canaryd-no-such-chain"
 
 // list has one iptables-restore execute a "-S CHAIN NUMBER" for each rule, and then a line that
-// fails, so that nothing is written. print calls it. The exit code is never 0 and means
-// nothing; parseListing judges the output.
+// fails, so that nothing is written. print calls it, and parseListing judges the output: the
+// exit code means nothing.
 func (p printer) list(ctx context.Context, family rules.Family, table rules.TableName, wanted []ruleAt) (result, error) {
 	var script strings.Builder
 	fmt.Fprintf(&script, "*%s\n", table)

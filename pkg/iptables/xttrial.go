@@ -197,9 +197,8 @@ func (l *xtLexicon) differs(same *xtWord, n xtName) bool {
 	return same.base != base || same.kinds == kinds
 }
 
-// setMade stores the results of trials, by text; tryTexts calls it. If it finds a text that was
-// taken for the wrong rule's, it forgets that text and returns true: the tables are then walked
-// once more.
+// setMade stores the results of trials, by text; tryTexts calls it. If a text was taken for the
+// wrong rule's, setMade forgets it and returns true. The tables are then walked once more.
 func (l *xtLexicon) setMade(made map[rules.Key]xtMade) (wasWrong bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
