@@ -108,7 +108,7 @@ func (e Evidence) Empty() bool { return e.Total(NFT).weight() == 0 && e.Total(Le
 
 // Prefer returns evidence for the backend that canaryd guarded before in this boot, if the
 // tables are empty. A flush deleted the rules that showed the backend. An empty before changes
-// nothing.
+// nothing. Open calls it unless a backend is forced.
 func (e Evidence) Prefer(before Backend) Evidence {
 	if before != "" && e.Empty() {
 		e.Backend, e.Reason = before, fmt.Sprintf("iptables' tables hold no rules, and canaryd guarded %s before in this boot", before)

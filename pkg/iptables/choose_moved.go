@@ -81,7 +81,7 @@ func stampNFT() (uint64, error) {
 	return uint64(genid), conn.Close()
 }
 
-// stampLegacy hashes the shape of each table that exists.
+// stampLegacy hashes the shape of each table that exists, for stampBackends.
 func stampLegacy(families []rules.Family) (uint64, error) {
 	sum := fnv.New64a()
 	err := eachLegacy(families, func(s *xtSocket) error {

@@ -167,9 +167,10 @@ func parseSet(name, text string) (Set, error) {
 	return set, set.Validate()
 }
 
-// Create makes a set that does not exist, with its members. It fills the set under another name
-// and then renames it. So no packet meets half a set, and no set of another owner changes. If a
-// set of that name exists by now, the kernel refuses the rename, and the error is ErrSetStands.
+// Create makes a set that does not exist, with its members. A replay calls it for a missing set
+// of a rule. It fills the set under another name and then renames it, so that no packet meets
+// half a set. If a set of that name exists by now, the kernel refuses the rename: the set stays
+// as it is, and the error is ErrSetStands.
 func (s *Sets) Create(ctx context.Context, set Set) error {
 	if err := set.Validate(); err != nil {
 		return err

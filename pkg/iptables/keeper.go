@@ -74,7 +74,8 @@ func (k *Keeper) Keep(family rules.Family) error {
 	return err
 }
 
-// Release deletes the family's table, if canaryd has one.
+// Release deletes the family's table, if canaryd has one. The daemon calls it when no protected
+// rule translates any more.
 func (k *Keeper) Release(family rules.Family) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()

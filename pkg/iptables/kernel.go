@@ -194,8 +194,8 @@ func (k *Kernel) findTools(ctx context.Context, backend Backend) (map[rules.Fami
 }
 
 // useWhatIsInstalled changes to the other backend if there is no evidence for either and the
-// first one's programs are missing. If the other one's are missing, too, it returns the error
-// missing.
+// first one's programs are missing; Open calls it. If the other one's are missing, too, it
+// returns the error missing.
 func (k *Kernel) useWhatIsInstalled(ctx context.Context, missing error) error {
 	other := k.evidence.Backend.Other()
 	clear(k.disabled)
@@ -209,9 +209,9 @@ func (k *Kernel) useWhatIsInstalled(ctx context.Context, missing error) error {
 	return nil
 }
 
-// goWithout also opens the families whose programs are missing, because on nft canaryd reads and
-// writes rules without a program. Only a text that a person declared, or that was stored, needs
-// one.
+// goWithout also opens the families whose programs are missing, because on nft canaryd reads
+// and writes rules without a program. Open calls it. Only a text that a person declared, or
+// that was stored, needs one.
 func (k *Kernel) goWithout(ctx context.Context) error {
 	clear(k.disabled)
 	k.tools = map[rules.Family]tools{}

@@ -46,9 +46,9 @@ type directWriter struct {
 // errNotDirect: the text path has to decide about a script.
 var errNotDirect = errors.New("cannot be written directly")
 
-// add adds a script to the batch. After an error the batch is as before. Then the script has a
-// rule without a known raw form, or would fail in iptables-restore, too, which then returns the
-// reason.
+// add adds a script to the batch; encodeSeeking calls it. After an error the batch is as
+// before, and iptables-restore gets the script. The script has a rule without a known raw form.
+// Or it would fail in iptables-restore, too, which then returns the reason.
 func (w *directWriter) add(family rules.Family, script *Script) error {
 	if script.Empty() {
 		return nil

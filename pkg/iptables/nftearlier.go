@@ -38,9 +38,9 @@ func (k *Kernel) KnowEarlier(earlier Earlier) {
 	}
 }
 
-// RawRule returns a rule with a text as nf_tables stores it; false if this Kernel has not met
-// the rule. On legacy it is always false. Bytes are in room, if it is large enough. It may be
-// called concurrently.
+// RawRule returns a rule with a text as nf_tables stores it, to be saved with the generation.
+// It is false if this Kernel has not met the rule, and always on legacy. Bytes are in room, if
+// it is large enough. It may be called concurrently.
 func (k *Kernel) RawRule(f rules.Family, r rules.Rule, room []byte) (RawRule, bool) {
 	source, is := k.source.(lexicons)
 	if !is || source[f] == nil {

@@ -132,7 +132,8 @@ func (k *Kernel) textual(family rules.Family, scripts []Script) (may []Script, r
 	return scripts, nil
 }
 
-// shiftedError returns an error with the reason why a shifted chain takes no text, and a remedy.
+// shiftedError returns an error with the reason why a shifted chain takes no text, and a
+// remedy. textual refuses a script with it. base is the chain, which has a hook.
 func shiftedError(f rules.Family, p Place, base *nft.Chain) error {
 	want := baseChainOf(p.Table, p.Chain)
 	return fmt.Errorf("chain %s of table %s %s is of type %s with priority %d, and iptables' is of type %s with priority %d: "+

@@ -202,7 +202,7 @@ func (l *lexicon) shown(rule rules.Rule) rules.Rule {
 	return rule
 }
 
-// Text implements Session. The text is that of the rule's bytes.
+// Text implements Session. The text is that of the rule's bytes, which a trial may have shown.
 func (s *genidSession) Text(family rules.Family, rule rules.Rule) rules.Rule {
 	if lexicons, _ := s.kernel.source.(lexicons); lexicons[family] != nil {
 		return lexicons[family].shown(rule)
@@ -285,8 +285,9 @@ func (e *entry) opaque() bool {
 // givenUp is the time of a rule that must not be remembered.
 const givenUp = math.MaxUint32
 
-// Release implements nft.Rulebook. The next Purge drops a rule that was released for good.
-// Others are remembered for a while.
+// Release implements nft.Rulebook: the mirror calls it when a chain loses rules. The next Purge
+// drops a rule that was released for good. Others are remembered for a while, because they may
+// be restored.
 func (l *lexicon) Release(ids []nft.RuleID, forGood bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -315,8 +316,9 @@ func (l *lexicon) crowded() bool {
 	return len(l.entries) > max(2*l.small, fewEntries)
 }
 
-// forget drops the entries that no chain has had for a while, if they are at least half. held
-// must name every nft.RuleID in use; afterwards it has their new numbers.
+// forget drops the entries that no chain has had for a while, if they are at least half. The
+// mirror calls it for familyText.forgetUnused. held must name every nft.RuleID in use;
+// afterwards it has their new numbers.
 func (l *lexicon) forget(held []*[]nft.RuleID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -337,7 +339,9 @@ func (l *lexicon) Purge(held []*[]nft.RuleID) {
 	l.keepOnly(keep, held)
 }
 
-// kept returns which entries must stay, and their number. l.mu must be held.
+// kept returns which entries must stay, by their numbers, and how many they are. These are the
+// rules of held, and the rules that a chain lost a short time ago. forget and Purge call it.
+// l.mu must be held.
 func (l *lexicon) kept(held []*[]nft.RuleID) (keep []bool, kept int) {
 	keep, kept = make([]bool, len(l.entries)), 1
 	for _, ids := range held {
@@ -355,8 +359,8 @@ func (l *lexicon) kept(held []*[]nft.RuleID) (keep []bool, kept int) {
 	return keep, kept
 }
 
-// keepOnly drops all other entries, and gives the rules of held their new numbers. l.mu must be
-// held.
+// keepOnly drops all entries except those of keep, and gives the rules of held their new
+// numbers. forget and Purge call it. l.mu must be held.
 func (l *lexicon) keepOnly(keep []bool, held []*[]nft.RuleID) {
 	fresh := newLexicon(l.family)
 	renamed := make([]nft.RuleID, len(l.entries))

@@ -63,9 +63,9 @@ func acts(e nft.Expression) (bool, error) {
 	return value != nil, err
 }
 
-// match reads the data of a "match" expression, which carries an xt match.
-// iptables-nft 1.8.9 stores -m comment as match "comment" revision 0 with the
-// 256 bytes of struct xt_comment_info.
+// match notes the comment in the data of a "match" expression, which carries an xt match, for
+// meaningOf. iptables-nft 1.8.9 stores -m comment as match "comment" revision 0 with the 256
+// bytes of struct xt_comment_info.
 func (m *ruleMeaning) match(data []byte) error {
 	name, err := nft.AttrOf(data, unix.NFTA_MATCH_NAME)
 	if err != nil || string(nft.UntilNUL(name)) != "comment" {

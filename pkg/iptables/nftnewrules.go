@@ -158,8 +158,9 @@ func (w *rulesWriter) writeRule(chain string, added rules.Rule, next uint64) err
 	return nil
 }
 
-// targetStands returns the reason why a rule cannot jump to a chain, or nil. Several goroutines
-// call it.
+// targetStands returns the reason why a rule cannot jump to a chain, or nil; nil is no chain.
+// writeRule calls it, because the kernel would refuse the whole batch. Several goroutines call
+// it.
 func (p *tablePlan) targetStands(chain []byte) error {
 	if chain == nil {
 		return nil

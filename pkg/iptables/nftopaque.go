@@ -74,8 +74,8 @@ func targetOf(r nft.Rule) string {
 	return target
 }
 
-// verdictOf returns the verdict of an "immediate" expression: a chain's name or a verdict's, "" for
-// anything else.
+// verdictOf returns the verdict of an "immediate" expression, for targetOf: a chain's name or a
+// verdict's, "" for anything else.
 func verdictOf(data []byte) string {
 	verdict := nft.AttrPath(data, unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VERDICT)
 	if chain := nft.AttrPath(verdict, unix.NFTA_VERDICT_CHAIN); chain != nil {

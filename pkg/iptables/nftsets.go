@@ -231,7 +231,8 @@ func withoutNames(r nft.Rule) (bare nft.Rule, names []string, has bool) {
 
 var errEnough = errors.New("enough is known")
 
-// namesOf returns the names in canaryd's own expression.
+// namesOf returns the names in canaryd's own expression, for withoutNames; "" is a place
+// without a set.
 func namesOf(e nft.Expression) []string {
 	var names []string
 	_ = nft.EachAttr(e.Data, func(_ uint16, value []byte) error {

@@ -181,8 +181,8 @@ func (l *takingsLog) chain(e nft.Event, table rules.TableName) *openChain {
 // takenRulesKept bounds the rules of one commit in one table.
 const takenRulesKept = 256
 
-// lose notes a deleted rule if it is a mark or a jump of a built-in chain. data is its
-// notification, which may be overwritten later.
+// lose notes a deleted rule if it is a mark or a jump of a built-in chain; note calls it. These
+// deletions identify a flusher. data is its notification, which may be overwritten later.
 func (c *openChain) lose(data []byte) {
 	if !c.builtin && !bytes.Contains(data, []byte(markPrefix)) {
 		return
@@ -204,9 +204,9 @@ func (c *openChain) lose(data []byte) {
 }
 
 // mayFlush returns the tables of a family in which the unfinished commit may be a part of a
-// flush. Such a commit deletes a mark, a jump of a built-in chain, the table, or all rules of a
-// remaining chain. The value in marks is true if it deleted marks. had returns the number of
-// rules that a chain had before.
+// flush: Taking keeps their last state. Such a commit deletes a mark, a jump of a built-in
+// chain, the table, or all rules of a remaining chain. The value is true if it may have deleted
+// marks. had returns the number of rules that a chain had before.
 func (l *takingsLog) mayFlush(f rules.Family, had func(Place) int) (marks map[rules.TableName]bool) {
 	marks = map[rules.TableName]bool{}
 	for _, t := range l.open {

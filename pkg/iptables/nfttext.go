@@ -48,7 +48,8 @@ func (t *tableText) shown(chain string) []rules.Rule {
 	return t.view.ready.Rules(chain)
 }
 
-// Reshaped implements nft.MirrorView.
+// Reshaped implements nft.MirrorView: the next Snapshot shows the table with its present
+// chains.
 func (f *familyText) Reshaped(table, chain string) {
 	if chain == "" {
 		f.reshapedTable(table)
@@ -107,7 +108,8 @@ func (f *familyText) shared(p Place, found []rules.Rule) []rules.Rule {
 	return found
 }
 
-// fit returns how a chain fits its name; see hookFit. In a dormant table no built-in chain fits.
+// fit returns how a chain fits its name; see hookFit. Snapshots leave out a stranger, and show
+// a misfit as empty. In a dormant table no built-in chain fits.
 func (f *familyText) fit(p Place, c *nft.MirrorChain) hookFit {
 	fit := fitOf(p, c.Base)
 	if fit != stranger && rules.Builtin(p.Table, p.Chain) && f.raw.Dormant(p.Table) {

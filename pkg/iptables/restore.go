@@ -66,7 +66,8 @@ func (k *Kernel) waitSeconds() string {
 // Scripts are the input of one iptables-restore.
 type Scripts []Script
 
-// WriteTo implements io.WriterTo.
+// WriteTo implements io.WriterTo: it writes one script after the other, as command.feed reads
+// them.
 func (t Scripts) WriteTo(out io.Writer) (int64, error) {
 	var written int64
 	for i := range t {

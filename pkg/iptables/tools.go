@@ -38,7 +38,7 @@ type tools struct {
 	missing                 error // why they cannot be executed; then they are names without paths
 }
 
-// familyPrefix returns the prefix of the family's programs and proc files.
+// familyPrefix returns the prefix of the family's programs and proc files: "ip" or "ip6".
 func familyPrefix(family rules.Family) string {
 	if family == rules.IPv6 {
 		return "ip6"
@@ -106,9 +106,9 @@ func backendOf(ctx context.Context, path string) Backend {
 // askLockWait is for the private lock, in seconds, which only canaryd's own restores take.
 const askLockWait = 5
 
-// inspect has go-iptables query a program for its version, for which iptables-nft needs netlink,
-// and for --random-fully. go-iptables drops the program's complaints, so inspect executes a
-// failed program again.
+// inspect has go-iptables query a program for its version, for which iptables-nft needs
+// netlink, and for --random-fully; Kernel.inspect calls it. go-iptables drops the program's
+// complaints, so inspect executes a failed program again.
 func inspect(ctx context.Context, path string, family rules.Family) (v version, randomFully bool, err error) {
 	proto := goiptables.ProtocolIPv4
 	if family == rules.IPv6 {

@@ -119,8 +119,8 @@ func (s *xtSocket) check() error {
 	return s.wrap("asking for the legacy tables", err)
 }
 
-// tables lists the existing legacy tables, sorted. GET_INFO for a table that is not listed would
-// create it.
+// tables lists the existing legacy tables, sorted; none if x_tables is not loaded. Every read
+// begins with it, because GET_INFO for a table that is not listed would create it.
 func (s *xtSocket) tables() ([]rules.TableName, error) {
 	text, err := s.readNames()
 	if errors.Is(err, os.ErrNotExist) {
@@ -201,8 +201,9 @@ func (s *xtSocket) shapes(f func(rules.TableName, xtInfo)) error {
 	return nil
 }
 
-// readsEntries returns the reason why this program cannot read a table's entries, or nil. For a
-// 386 program the kernel aligns to 4 bytes where it aligns to 8 for others.
+// readsEntries returns the reason why this program cannot read a table's entries, or nil. Open
+// refuses such a program. For a 386 program the kernel aligns to 4 bytes where it aligns to 8
+// for others.
 func readsEntries() error {
 	if runtime.GOARCH == "386" {
 		return errors.New("a 386 program reads other structures of x_tables than its kernel writes: use a program of the kernel's own architecture, or --backend=nft")
@@ -233,8 +234,10 @@ func (s *xtSocket) walk(ctx context.Context, wanted func(rules.TableName) bool, 
 	return nil
 }
 
-// entries calls f with all entries of a listed table, and with the table's shape. The bytes are
-// valid, and may be written to, until f returns.
+// entries calls f with all entries of a listed table, and with the table's shape. Walks use it,
+// and exactWrite before it changes a table. It reads again while the table changes; if the
+// table never rests, the error wraps unix.EAGAIN. f may use and change the bytes until it
+// returns.
 func (s *xtSocket) entries(table rules.TableName, f func(xtInfo, []byte) error) error {
 	if err := readsEntries(); err != nil {
 		return s.wrap(fmt.Sprintf("reading table %s", table), err)

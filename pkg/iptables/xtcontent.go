@@ -127,7 +127,7 @@ func (c *xtContent) entry(piece xtPiece) xtEntry {
 	return e
 }
 
-// chain returns the chain of that name, or nil.
+// chain returns the chain of that name, or nil; apply and declare change it.
 func (c *xtContent) chain(name string) *xtPieces {
 	for _, chain := range c.chains {
 		if chain.name == name {

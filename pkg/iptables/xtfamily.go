@@ -31,7 +31,7 @@ type xtChain struct {
 	out    bool // left out: the table's rules lack those of this chain
 }
 
-// names returns the rules of the i-th chain.
+// names returns the names of the rules of the i-th chain, none for one that is left out.
 func (t *xtTable) names(i int) []xtName {
 	first := 0
 	if i > 0 {

@@ -292,7 +292,8 @@ func (l *xtLexicon) purge(since uint32) {
 	l.forget(int64(since))
 }
 
-// second returns the current time for purge.
+// second returns the current time for purge, in seconds since l.start. spell takes it before it
+// looks up the rules that are still used.
 func (l *xtLexicon) second() uint32 {
 	l.mu.Lock()
 	defer l.mu.Unlock()

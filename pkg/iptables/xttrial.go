@@ -128,8 +128,8 @@ func (t *textTrial) readBack(ctx context.Context, tables map[rules.TableName]*Sc
 	})
 }
 
-// remove removes the chain of trials. After a failure, the next trial empties it, and a cleanup
-// removes it.
+// remove removes the chain of trials from the tables of due; tryTexts calls it. After a
+// failure, the next trial empties it, and a cleanup removes it.
 func (t *textTrial) remove(ctx context.Context, due []textToTry) {
 	left := map[rules.TableName]bool{}
 	var scripts Scripts

@@ -251,7 +251,8 @@ func (e xtEntry) verdict() int {
 	return int(int32(binary.NativeEndian.Uint32(e.target[xtExtDataAt:])))
 }
 
-// eachMatch calls f for each match. It ends at a truncated match.
+// eachMatch calls f for each match, with its head and data. It ends at a truncated match. f may
+// change the bytes.
 func (e xtEntry) eachMatch(f func(m []byte)) {
 	for rest := e.matches; len(rest) >= xtExtDataAt; {
 		size := int(binary.NativeEndian.Uint16(rest))
@@ -306,7 +307,8 @@ func verdictName(verdict int) string {
 	return ""
 }
 
-// targetName saves an allocation for the most frequent names.
+// targetName returns the name of a target as a string. It saves an allocation for the most
+// frequent names, because xtLexicon.name calls it for each rule.
 func targetName(name []byte) string {
 	switch string(name) {
 	case "DNAT":
