@@ -39,8 +39,9 @@ type budget struct {
 	more bool // chains were left out since the last shed
 }
 
-// newBudget returns a budget. canary is the name of canaryd's own chain, which counts as
-// guarded.
+// newBudget returns the budget of a family, for open. most is the limit in units, 0 for none.
+// canary is the name of canaryd's own chain, which counts as guarded. protects reports whether
+// a chain is protected; nil means all.
 func newBudget(most int, canary string, protects func(chain string) bool) *budget {
 	guards := func(p Place) bool {
 		return slices.Contains(protect.Tables(), p.Table) &&
@@ -56,7 +57,8 @@ func (b *budget) fits(units int) bool { return b.most == 0 || units <= b.most }
 // units.
 func (b *budget) fitsAgain(units int) bool { return b.most == 0 || units <= b.most-b.most/4 }
 
-// any reports whether a chain is left out.
+// any reports whether a chain is left out. weigh then reads the chains' weights even if
+// everything fits, because the chain may come back.
 func (b *budget) any() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -72,8 +74,9 @@ func (b *budget) Choose(all map[Place]nft.Weight) (left map[Place]bool, back []P
 	return b.places(), back
 }
 
-// choose decides again by the weights of all chains that exist. It returns the chains whose
-// rules must be read again.
+// choose decides again by the weights of all chains that exist: weigh calls it on legacy, the
+// mirror (Choose) on nft. It returns the chains that are no longer left out, whose rules must
+// be read again.
 func (b *budget) choose(all map[Place]nft.Weight) (back []Place) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -130,7 +133,8 @@ func (b *budget) choose(all map[Place]nft.Weight) (back []Place) {
 	return back
 }
 
-// shed reports whether more chains are left out than at its last call.
+// shed reports whether more chains are left out than at its last call. A read then drops the
+// cached rules and texts of these chains, to free their memory.
 func (b *budget) shed() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -139,7 +143,7 @@ func (b *budget) shed() bool {
 	return more
 }
 
-// places returns the chains that are left out.
+// places returns the chains that are left out, nil if there are none. A read skips their rules.
 func (b *budget) places() map[Place]bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -154,7 +158,8 @@ func (b *budget) places() map[Place]bool {
 }
 
 // LeftOut returns the guarded chains whose rules are not kept, by family and table, the largest
-// first. It may be called concurrently.
+// first. The daemon warns about them after a read: nothing guards their rules. It may be called
+// concurrently.
 func (k *Kernel) LeftOut() []LeftOut {
 	var list []LeftOut
 	for _, f := range k.Families() {

@@ -18,12 +18,14 @@ type children struct {
 	pids []int
 }
 
+// note adds the pid of a child that was just started; restore calls it.
 func (c *children) note(pid int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.pids = append(c.pids[max(0, len(c.pids)+1-childrenKept):], pid)
 }
 
+// has reports whether a pid is that of one of the last children, for Own and OwnCommit.
 func (c *children) has(pid int) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

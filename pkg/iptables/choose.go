@@ -57,8 +57,8 @@ func Choose(ctx context.Context, cfg ChooseConfig) (Evidence, error) {
 	return evidence, nil
 }
 
-// countNFT counts nf_tables' rules in iptables' tables. ok is false if the kernel has no
-// nf_tables.
+// countNFT counts nf_tables' rules in iptables' tables into counts, for Choose. ok is false if
+// the kernel has no nf_tables; that is no error.
 func countNFT(ctx context.Context, cfg ChooseConfig, counts map[rules.Family]map[Backend]Count) (ok bool, err error) {
 	conn, _, err := nft.DialIfAny()
 	if conn == nil {
@@ -74,9 +74,9 @@ func countNFT(ctx context.Context, cfg ChooseConfig, counts map[rules.Family]map
 	return true, nil
 }
 
-// countNFTFamily reads the hint chains by name, and the rules table by table. One list of all
-// chains could replace both. But while another process writes, such a list may miss chains of
-// other tables, even a hint chain.
+// countNFTFamily reads the hint chains by name, and the rules table by table, for countNFT. One
+// list of all chains could replace both. But while another process writes, such a list may miss
+// chains of other tables, even a hint chain. Rules of the chain canary do not count.
 func countNFTFamily(ctx context.Context, conn *nft.Conn, family rules.Family, canary string) (Count, error) {
 	var count Count
 	for _, name := range hintChains {
@@ -146,7 +146,8 @@ func countLegacy(ctx context.Context, cfg ChooseConfig, counts map[rules.Family]
 	})
 }
 
-// eachLegacy calls f for each family that the kernel has. errNoLegacy is no error.
+// eachLegacy calls f with a socket for each family that the kernel has, to count or to stamp
+// its tables. errNoLegacy, also from f, is no error: that family has no rules.
 func eachLegacy(families []rules.Family, f func(*xtSocket) error) error {
 	for _, family := range families {
 		s, err := openXT(family)
@@ -161,7 +162,8 @@ func eachLegacy(families []rules.Family, f func(*xtSocket) error) error {
 	return nil
 }
 
-// walk adds one legacy table to the count.
+// walk adds one legacy table to the count, for countLegacy: its rules and hint chains. Rules of
+// the chain canary and rules with canaryd's comments do not count.
 func (c *Count) walk(family rules.Family, table rules.TableName, canary string, info xtInfo, data []byte) error {
 	own := false
 	return walkEntries(family, info, data, xtVisitor{

@@ -36,7 +36,8 @@ type Evidence struct {
 	stamps map[Backend]uint64 // from before the count; see Kernel.Moved
 }
 
-// Decide chooses the backend by the counts alone.
+// Decide chooses the backend by the counts alone, and sets Backend, Reason and Mixed; Choose
+// calls it. hasNFT says that the kernel has nf_tables, which decides a tie.
 func (e *Evidence) Decide(hasNFT bool) {
 	nft, legacy := e.Total(NFT), e.Total(Legacy)
 	e.Mixed = nft.Rules > 0 && legacy.Rules > 0
@@ -59,7 +60,8 @@ func (e *Evidence) Decide(hasNFT bool) {
 	}
 }
 
-// reason returns the decisive fact for the winner.
+// reason returns the decisive fact for the winner, as Evidence.Reason; Decide calls it. won and
+// lost are the totals of the two backends.
 func reason(winner Backend, won Count, loser Backend, lost Count) string {
 	switch {
 	case won.Hint == lost.Hint:
@@ -73,6 +75,7 @@ func reason(winner Backend, won Count, loser Backend, lost Count) string {
 	}
 }
 
+// counted returns a number of rules in words, for Evidence.Reason.
 func counted(n int) string {
 	if n == 1 {
 		return "1 rule"
@@ -80,6 +83,7 @@ func counted(n int) string {
 	return fmt.Sprintf("%d rules", n)
 }
 
+// weight returns the weight of a backend, in rules: see Evidence.
 func (c Count) weight() int {
 	if c.Hint {
 		return c.Rules + hintWeight
@@ -87,7 +91,8 @@ func (c Count) weight() int {
 	return c.Rules
 }
 
-// Total returns the sum of a backend's Counts in all families.
+// Total returns the sum of a backend's Counts in all families. Its Hint is true if one of them
+// has a hint chain.
 func (e Evidence) Total(backend Backend) Count {
 	var total Count
 	for _, counts := range e.Counts {
@@ -103,7 +108,7 @@ func (e Evidence) Empty() bool { return e.Total(NFT).weight() == 0 && e.Total(Le
 
 // Prefer returns evidence for the backend that canaryd guarded before in this boot, if the
 // tables are empty. A flush deleted the rules that showed the backend. An empty before changes
-// nothing.
+// nothing. Open calls it unless a backend is forced.
 func (e Evidence) Prefer(before Backend) Evidence {
 	if before != "" && e.Empty() {
 		e.Backend, e.Reason = before, fmt.Sprintf("iptables' tables hold no rules, and canaryd guarded %s before in this boot", before)
@@ -111,8 +116,8 @@ func (e Evidence) Prefer(before Backend) Evidence {
 	return e
 }
 
-// Force returns the evidence with a requested backend. The counts stay, and the reason says
-// whether they contradict it.
+// Force returns the evidence with a backend that the user requested (--backend). The counts
+// stay, and the reason says whether they contradict it.
 func (e Evidence) Force(backend Backend) Evidence {
 	const asked = "it was asked for"
 	if e.Backend == backend || e.Backend == "" || e.Empty() {

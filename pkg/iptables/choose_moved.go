@@ -9,9 +9,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// GatherEvidence reads every table of both backends again (see Moved). The Kernel continues with
-// the backend that it was opened with, whatever the evidence says. If that backend was forced,
-// the Evidence is forced, too. It may be called concurrently.
+// GatherEvidence reads every table of both backends again; the daemon calls it after Moved. The
+// Kernel continues with the backend that it was opened with, whatever the evidence says. If
+// that backend was forced, the Evidence is forced, too. It may be called concurrently.
 func (k *Kernel) GatherEvidence(ctx context.Context) (Evidence, error) {
 	evidence, err := Choose(ctx, k.cfg.chooseConfig())
 	if err == nil && k.cfg.Backend != "" {
@@ -50,7 +50,7 @@ func (e Evidence) speaksForItself(ours Backend) bool {
 	return !thin && !alone
 }
 
-// Other returns the other backend.
+// Other returns the other backend: Legacy for NFT, and NFT for any other value.
 func (b Backend) Other() Backend {
 	if b == NFT {
 		return Legacy
@@ -58,8 +58,8 @@ func (b Backend) Other() Backend {
 	return NFT
 }
 
-// stampBackends takes a cheap fingerprint of each backend. It is 0 for a backend that the kernel
-// does not have.
+// stampBackends takes a cheap fingerprint of each backend, for Choose; Moved compares it with a
+// later one. For a backend that the kernel does not have, it is a constant.
 func stampBackends(families []rules.Family) (map[Backend]uint64, error) {
 	nft, err := stampNFT()
 	if err != nil {
@@ -72,6 +72,7 @@ func stampBackends(families []rules.Family) (map[Backend]uint64, error) {
 	return map[Backend]uint64{NFT: nft, Legacy: legacy}, nil
 }
 
+// stampNFT returns the genid, 0 without nf_tables.
 func stampNFT() (uint64, error) {
 	conn, genid, err := nft.DialIfAny()
 	if conn == nil {
@@ -80,7 +81,7 @@ func stampNFT() (uint64, error) {
 	return uint64(genid), conn.Close()
 }
 
-// stampLegacy hashes the shape of each table that exists.
+// stampLegacy hashes the shape of each table that exists, for stampBackends.
 func stampLegacy(families []rules.Family) (uint64, error) {
 	sum := fnv.New64a()
 	err := eachLegacy(families, func(s *xtSocket) error {

@@ -42,9 +42,10 @@ var reasonTexts = []struct {
 	{"invalid", ReasonParse},
 }
 
-// classify reads the complaints of a failed restore. Line is the payload's line that they name,
-// 0 if none. The line is near the bad one, but not always the bad one. If the kernel refuses,
-// legacy names only the COMMIT line. nft names the line behind a jump to a missing chain.
+// classify reads the complaints of a failed restore, for Refusal. Line is the payload's line
+// that they name, 0 if none. The line is near the bad one, but not always the bad one. If the
+// kernel refuses, legacy names only the COMMIT line. nft names the line behind a jump to a
+// missing chain.
 func classify(stderr string) (reason Reason, line int) {
 	if m := linePattern.FindStringSubmatch(stderr); m != nil {
 		line, _ = strconv.Atoi(m[1]) // digits; a number that overflows is as good as none
@@ -64,7 +65,8 @@ func classify(stderr string) (reason Reason, line int) {
 	return ReasonOther, line
 }
 
-// firstLines returns the beginning of a text, without the advice to read the manual.
+// firstLines returns the beginning of a text on one line, for errors and logs: at most
+// maxErrorText bytes, without the advice to read the manual.
 func firstLines(stderr []byte) string {
 	var lines []string
 	for line := range bytes.Lines(stderr) {

@@ -69,6 +69,8 @@ const (
 	defaultReadTimeout    = 30 * time.Second
 )
 
+// withDefaults returns the Config with each default in place of a zero, and the minimum of
+// RestoreTimeout. From here on, MaxRules 0 means no limit.
 func (c Config) withDefaults() Config {
 	if c.Families == nil {
 		c.Families = rules.Families()

@@ -56,6 +56,7 @@ type RefusedRule struct {
 	Rule  rules.Rule
 }
 
+// Error names the program, or the kernel, its Reason and its complaints on one line.
 func (e *RestoreError) Error() string {
 	if e.Exit == 0 {
 		return fmt.Sprintf("%s refused the rules (%s): %s", e.Program, e.Reason, e.Stderr)

@@ -73,9 +73,9 @@ func (c command) run(ctx context.Context) (result, error) {
 	return res, c.failure(ctx, err, res)
 }
 
-// feed runs cmd and writes stdin to it meanwhile. A child that ends before it has read
-// everything is no error: its exit code decides. Wait then closes the pipe, so that the writing
-// ends, too, even if another process of the child has it open.
+// feed runs cmd and writes stdin to it meanwhile; run calls it. A child that ends before it has
+// read everything is no error: its exit code decides. Wait then closes the pipe, so that the
+// writing ends, too, even if another process of the child has it open.
 func (c command) feed(cmd *exec.Cmd) error {
 	if c.stdin == nil {
 		return cmd.Run()
@@ -102,7 +102,8 @@ func (c command) feed(cmd *exec.Cmd) error {
 	return err
 }
 
-// failure turns the error of feed into the one that run documents.
+// failure turns the error of feed into an error of run, as run documents. It is nil for any
+// exit code, and has the reason if the child was killed.
 func (c command) failure(ctx context.Context, err error, res result) error {
 	name := filepath.Base(c.path)
 	var exit *exec.ExitError
@@ -128,6 +129,8 @@ type boundedWriter struct {
 	onFull error
 }
 
+// Write implements io.Writer. Bytes that it drops count as written, so that the child does not
+// block.
 func (b *boundedWriter) Write(p []byte) (int, error) {
 	n, err := b.out.Write(p[:min(len(p), b.room)])
 	b.room -= n

@@ -59,7 +59,8 @@ var printedTexts = map[string][]textField{
 	"ULOG":      {{at: 24, size: 32, quoted: true}},
 }
 
-// allExtensions returns the texts for each name in a list. A verdict is a target without a name.
+// allExtensions returns the texts for each name in a list, for oddExtension; nil for a name
+// that prints none. A verdict is a target without a name.
 func allExtensions(names string) map[string][]textField {
 	all := map[string][]textField{"": nil}
 	for name := range strings.FieldsSeq(names) {
@@ -81,6 +82,7 @@ func (t textField) printed(revision byte, data []byte) bool {
 	return revision >= t.from && (t.before == 0 || revision < t.before) && (t.printedIf == nil || t.printedIf(data))
 }
 
+// of returns the field in an extension's data, as far as these are long enough.
 func (t textField) of(data []byte) []byte {
 	if len(data) <= t.at {
 		return nil

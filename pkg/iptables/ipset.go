@@ -46,8 +46,9 @@ type Set struct {
 	Members []string `json:"members,omitempty"` // the texts behind "add NAME", in order
 }
 
-// Validate reports whether the set is safe as input of "ipset restore": no text may end its line
-// or look like an option.
+// Validate returns the reason why the set is not safe as input of "ipset restore", or nil. No
+// text may end its line or look like an option. canaryd saves, loads and creates only valid
+// sets.
 func (s Set) Validate() error {
 	if !validSetName(s.Name) {
 		return fmt.Errorf("%q cannot be the name of an ipset here", s.Name)
@@ -72,7 +73,8 @@ func plainSetName(name string) bool {
 		!strings.ContainsFunc(name, func(c rune) bool { return c <= ' ' || c >= 0x7f || strings.ContainsRune(`"'\`, c) })
 }
 
-// Lists returns the names of the member sets, if the set is a set of sets.
+// Lists returns the names of the member sets, if the set is a set of sets. They must be saved,
+// too, and created before it.
 func (s Set) Lists() []string {
 	if !strings.HasPrefix(s.Create, "list:set") {
 		return nil
@@ -96,8 +98,8 @@ type Sets struct {
 // an error that says so.
 func NewSets() *Sets { return &Sets{path: lookUp("ipset")} }
 
-// Names returns the names of all ipsets. It reads them from the kernel directly, because a name
-// may contain a line break.
+// Names returns the names of all ipsets. A replay compares them with the sets that its rules
+// name. It reads them from the kernel directly, because a name may contain a line break.
 func (s *Sets) Names(ctx context.Context) ([]string, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -107,8 +109,9 @@ func (s *Sets) Names(ctx context.Context) ([]string, error) {
 	return names, errors.Join(err, numbers.close())
 }
 
-// Save returns the named sets that exist, and their member sets. It leaves out sets with an
-// unsuitable name or too much text. The error names these; it may be nil.
+// Save returns the named sets that exist, and their member sets, for the stored generation. It
+// leaves out sets with an unsuitable name or too much text. The error names these; it may be
+// nil.
 func (s *Sets) Save(ctx context.Context, names []string) (map[string]Set, error) {
 	found := map[string]Set{}
 	var errs []error
@@ -144,9 +147,9 @@ func (s *Sets) Save(ctx context.Context, names []string) (map[string]Set, error)
 	return found, errors.Join(errs...)
 }
 
-// parseSet reads the output of "ipset save NAME". Every line must be that set's one create, or
-// an add to it. Any other line makes the output useless: then a comment of another owner had a
-// newline in it.
+// parseSet reads the output of "ipset save NAME" for Save. Every line must be that set's one
+// create, or an add to it. Any other line makes the output useless: then a comment of another
+// owner had a newline in it.
 func parseSet(name, text string) (Set, error) {
 	set := Set{Name: name}
 	for line := range strings.Lines(text) {
@@ -164,9 +167,10 @@ func parseSet(name, text string) (Set, error) {
 	return set, set.Validate()
 }
 
-// Create makes a set that does not exist, with its members. It fills the set under another name
-// and then renames it. So no packet meets half a set, and no set of another owner changes. If a
-// set of that name exists by now, the kernel refuses the rename, and the error is ErrSetStands.
+// Create makes a set that does not exist, with its members. A replay calls it for a missing set
+// of a rule. It fills the set under another name and then renames it, so that no packet meets
+// half a set. If a set of that name exists by now, the kernel refuses the rename: the set stays
+// as it is, and the error is ErrSetStands.
 func (s *Sets) Create(ctx context.Context, set Set) error {
 	if err := set.Validate(); err != nil {
 		return err
@@ -187,8 +191,8 @@ func (s *Sets) Create(ctx context.Context, set Set) error {
 	return fmt.Errorf("creating ipset %s: %w", set.Name, err)
 }
 
-// run executes ipset and subtracts the size of its output from room; a nil room means enough.
-// stdin may be nil.
+// run executes ipset, for Save and Create. It subtracts the size of the output from room, the
+// bytes that a Save may still read; nil means maxSetText. stdin may be nil.
 func (s *Sets) run(ctx context.Context, room *int, stdin io.WriterTo, args ...string) ([]byte, error) {
 	if s.path == "" {
 		return nil, errors.New("ipset is not installed: install the package \"ipset\"")
@@ -205,7 +209,8 @@ func (s *Sets) run(ctx context.Context, room *int, stdin io.WriterTo, args ...st
 	return out.Bytes(), s.failure(res, err)
 }
 
-// failure returns the error of a run, or nil. The texts are those of ipset 7.17 with LC_ALL=C.
+// failure returns the error of a run, or nil. Callers decide by ErrNoSet and ErrSetStands. The
+// texts are those of ipset 7.17 with LC_ALL=C.
 func (s *Sets) failure(res result, err error) error {
 	switch text := firstLines(res.stderr); {
 	case err != nil:
@@ -229,7 +234,8 @@ const (
 	nfgenmsg    = 4      // sizeof(struct nfgenmsg)
 )
 
-// Account makes an nfacct object that counts from zero, unless there is one.
+// Account makes an nfacct object that counts from zero, unless there is one. A replay calls it
+// before it writes a rule that names the object: the kernel refuses such a rule without it.
 func (s *Sets) Account(ctx context.Context, name string) error {
 	if name == "" || len(name) > maxAcctName || strings.Contains(name, "\x00") {
 		return fmt.Errorf("%q cannot be the name of an nfacct object", name)

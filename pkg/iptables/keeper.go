@@ -53,8 +53,9 @@ type Keeper struct {
 // it.
 func (k *Kernel) Keeper() *Keeper { return &k.keeper }
 
-// Keep makes the family's table, or leaves an existing one. After an error the family has no
-// table, unless the kernel could not even be queried.
+// Keep makes the family's table, or leaves an existing one. The daemon calls it while protected
+// rules translate, and Release when none does. After an error the family has no table, unless
+// the kernel could not even be queried.
 func (k *Keeper) Keep(family rules.Family) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -73,7 +74,8 @@ func (k *Keeper) Keep(family rules.Family) error {
 	return err
 }
 
-// Release deletes the family's table, if canaryd has one.
+// Release deletes the family's table, if canaryd has one. The daemon calls it when no protected
+// rule translates any more.
 func (k *Keeper) Release(family rules.Family) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -109,7 +111,7 @@ func (k *Keeper) ownPort(port uint32) bool { return port != 0 && port == k.port.
 // dialTries is the number of addresses that dial tries: one in a billion is taken by chance.
 const dialTries = 4
 
-// dial opens the socket, unless it is open. k.mu must be held.
+// dial opens the socket, unless it is open; Keep calls it. k.mu must be held.
 func (k *Keeper) dial() error {
 	if k.open {
 		return nil
@@ -130,7 +132,8 @@ func (k *Keeper) dial() error {
 	return errors.Join(nft.Wrap("binding the keeper's netlink socket", err), unix.Close(fd))
 }
 
-// send sends one finished batch over the Keeper's own socket. k.mu must be held.
+// send sends one finished batch over the Keeper's own socket, which becomes the owner of the
+// table; Keep and Release call it. k.mu must be held.
 func (k *Keeper) send(b *nft.Batch) error {
 	nft.ForgetComplaints(k.fd)
 	if err := b.SendOver(k.fd); err != nil {
@@ -149,7 +152,9 @@ const (
 	aboutTable = 2
 )
 
-// keeperRefused returns the reason why the kernel refused a Keeper's batch.
+// keeperRefused returns the reason why the kernel refused a Keeper's batch, by the number of
+// the message that it complained about. The daemon decides by ErrKeeperTaken and
+// ErrKeeperKernel.
 func keeperRefused(about uint32, errno syscall.Errno) error {
 	switch {
 	case about == aboutBatch && errno == unix.EOPNOTSUPP:
@@ -167,8 +172,9 @@ func keeperRefused(about uint32, errno syscall.Errno) error {
 	}
 }
 
-// owns queries the kernel whether the family's table exists and is canaryd's. It uses a separate
-// socket, because the Keeper's own may still have an old complaint. k.mu must be held.
+// owns queries the kernel whether the family's table exists and is canaryd's, for Keep and
+// Release. It uses a separate socket, because the Keeper's own may still have an old complaint.
+// k.mu must be held.
 func (k *Keeper) owns(family rules.Family) (bool, error) {
 	conn, err := nft.Dial()
 	if err != nil {
@@ -223,7 +229,7 @@ func keeperBatch(family rules.Family) *nft.Batch {
 // keeperUnused is the chain that nothing jumps to.
 const keeperUnused = "unused"
 
-// keeperChain begins a chain of a Keeper's table.
+// keeperChain begins a chain of a Keeper's table; keeperBatch adds its attributes and ends it.
 func keeperChain(b *nft.Batch, family rules.Family, name string) {
 	b.Begin(unix.NFT_MSG_NEWCHAIN, netlink.Create, family)
 	b.Text(unix.NFTA_CHAIN_TABLE, KeeperTable)

@@ -95,8 +95,8 @@ func Open(ctx context.Context, cfg Config) (*Kernel, error) {
 	return k, nil
 }
 
-// choose gathers evidence. A forced backend is used even if the evidence cannot be read. But
-// missing privileges are an error, because nothing works without them.
+// choose gathers evidence for Open. A forced backend is used even if the evidence cannot be
+// read. But missing privileges are an error, because nothing works without them.
 func choose(ctx context.Context, cfg Config) (Evidence, error) {
 	switch cfg.Backend {
 	case "", NFT, Legacy:
@@ -157,6 +157,7 @@ func (k *Kernel) Port() uint32 { return k.port }
 // the address of an earlier call; 0 is none.
 func (k *Kernel) AlsoOwn(port uint32) { k.also.Store(port) }
 
+// noFamily returns the reason why a family is not open, which every read or write of it gets.
 func (k *Kernel) noFamily(family rules.Family) error {
 	if err := k.disabled[family]; err != nil {
 		return err
@@ -164,7 +165,8 @@ func (k *Kernel) noFamily(family rules.Family) error {
 	return fmt.Errorf("%w: %v was not asked for", ErrNoFamily, family)
 }
 
-// findTools finds each family's programs and disables families without them.
+// findTools finds each family's programs on a backend, for Open. A family without them is
+// disabled: k.disabled has the reason. It is an error if IPv4 or all families lack them.
 func (k *Kernel) findTools(ctx context.Context, backend Backend) (map[rules.Family]tools, error) {
 	found := map[rules.Family]tools{}
 	var errs []error
@@ -192,8 +194,8 @@ func (k *Kernel) findTools(ctx context.Context, backend Backend) (map[rules.Fami
 }
 
 // useWhatIsInstalled changes to the other backend if there is no evidence for either and the
-// first one's programs are missing. If the other one's are missing, too, it returns the error
-// missing.
+// first one's programs are missing; Open calls it. If the other one's are missing, too, it
+// returns the error missing.
 func (k *Kernel) useWhatIsInstalled(ctx context.Context, missing error) error {
 	other := k.evidence.Backend.Other()
 	clear(k.disabled)
@@ -207,9 +209,9 @@ func (k *Kernel) useWhatIsInstalled(ctx context.Context, missing error) error {
 	return nil
 }
 
-// goWithout also opens the families whose programs are missing, because on nft canaryd reads and
-// writes rules without a program. Only a text that a person declared, or that was stored, needs
-// one.
+// goWithout also opens the families whose programs are missing, because on nft canaryd reads
+// and writes rules without a program. Open calls it. Only a text that a person declared, or
+// that was stored, needs one.
 func (k *Kernel) goWithout(ctx context.Context) error {
 	clear(k.disabled)
 	k.tools = map[rules.Family]tools{}
@@ -228,8 +230,8 @@ func (k *Kernel) goWithout(ctx context.Context) error {
 	return nil
 }
 
-// haveIPv6 returns the reason why the kernel has no IPv6, or nil. With ipv6.disable=1 no socket
-// can be opened.
+// haveIPv6 returns the reason why the kernel has no IPv6, or nil. Open and Choose leave the
+// family out then. With ipv6.disable=1 no socket can be opened.
 func haveIPv6() error {
 	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -238,7 +240,8 @@ func haveIPv6() error {
 	return unix.Close(fd)
 }
 
-// inspect reads the version from the first installed program, in the order of the families.
+// inspect reads the version from the first installed program, in the order of the families, for
+// Info. Open fails with its error, such as a version that is too old (checkVersion).
 func (k *Kernel) inspect(ctx context.Context) error {
 	k.info = Info{Backend: k.evidence.Backend, Reason: k.evidence.Reason, Mixed: k.evidence.Mixed}
 	for _, family := range k.Families() {
@@ -261,7 +264,8 @@ func (k *Kernel) inspect(ctx context.Context) error {
 	return nil
 }
 
-// open opens all resources that Close must close.
+// open opens all resources that Close must close; Open calls it last, and Close after its
+// error.
 func (k *Kernel) open(ctx context.Context) error {
 	private, err := os.MkdirTemp("", "canaryd-")
 	if err != nil {
@@ -345,7 +349,8 @@ func (k *Kernel) childEnv() []string {
 	return []string{lockVariable + "=" + filepath.Join(k.private, "lock")}
 }
 
-// oneLine joins errors with "; " instead of line breaks.
+// oneLine joins errors with "; " instead of line breaks, because logs have a line for each; nil
+// if all are nil.
 func oneLine(errs []error) error {
 	var all error
 	for _, err := range errs {

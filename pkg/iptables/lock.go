@@ -13,9 +13,9 @@ import (
 // kernel (LOCK_EX without LOCK_NB) could not end at a deadline.
 const lockPoll = 10 * time.Millisecond
 
-// takeLock takes the xtables lock as iptables-legacy does: open, flock. It waits for at most
-// wait, then returns ErrLocked. Closing the descriptor releases the lock; children do not
-// inherit it.
+// takeLock takes the xtables lock as iptables-legacy does: open, flock; Begin calls it. It
+// waits for at most wait, then returns ErrLocked. Closing the descriptor fd (-1 after an error)
+// releases the lock; children do not inherit it.
 func takeLock(ctx context.Context, path string, wait time.Duration) (fd int, err error) {
 	deadline := time.Now().Add(wait)
 	for {
@@ -39,8 +39,9 @@ func takeLock(ctx context.Context, path string, wait time.Duration) (fd int, err
 
 var errMoved = errors.New("the file was replaced")
 
-// tryLock locks the file or fails at once. A file that was replaced meanwhile is the wrong one:
-// a process that opens the path now locks another inode.
+// tryLock locks the file or fails at once, with EWOULDBLOCK if another process has the lock. A
+// file that was replaced meanwhile is the wrong one (errMoved): a process that opens the path
+// now locks another inode. takeLock then tries again.
 func tryLock(path string) (int, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CREAT|unix.O_CLOEXEC, 0o600)
 	if err != nil {

@@ -41,7 +41,8 @@ func (m *lastMoment) keep(table rules.TableName, shown Snapshot, marks bool) {
 	m.tables[table] = momentBefore{shown, marks}
 }
 
-// take returns, once, the states before commits up to a digest.
+// take returns the states before commits up to a digest, for Kernel.Before. It returns each
+// once: the state is then forgotten, and keep may store another.
 func (m *lastMoment) take(upTo uint64) map[rules.TableName]Snapshot {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -60,7 +61,7 @@ func (m *lastMoment) take(upTo uint64) map[rules.TableName]Snapshot {
 }
 
 // Taking implements nft.MirrorView. It stores the state before a commit that may be a part of a
-// flush.
+// flush. After missed notifications, any of the tables may have lost marks.
 func (f *familyText) Taking(genid uint32, tables []string, missed bool) {
 	marks := f.taken.mayFlush(f.family, func(p Place) int {
 		if c := f.raw.Chain(p); c != nil {

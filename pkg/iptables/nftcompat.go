@@ -20,8 +20,9 @@ type needs struct {
 // errNotPortable: the bytes alone cannot make the rule again.
 var errNotPortable = errors.New("cannot be written again as the kernel shows it")
 
-// needsOf returns the needs of a rule. The error names an expression that may be incomplete in
-// itself; the needs are right even then.
+// needsOf returns the needs of a rule. The error (errNotPortable) names an expression that may
+// be incomplete in itself; the needs are right even then. After an error, opaque keeps no
+// bytes, and writeRule refuses the rule unless teach has read its bytes.
 func needsOf(r nft.Rule, family rules.Family) (needs, error) {
 	var n needs
 	var foreign error

@@ -46,9 +46,9 @@ type directWriter struct {
 // errNotDirect: the text path has to decide about a script.
 var errNotDirect = errors.New("cannot be written directly")
 
-// add adds a script to the batch. After an error the batch is as before. Then the script has a
-// rule without a known raw form, or would fail in iptables-restore, too, which then returns the
-// reason.
+// add adds a script to the batch; encodeSeeking calls it. After an error the batch is as
+// before, and iptables-restore gets the script. The script has a rule without a known raw form.
+// Or it would fail in iptables-restore, too, which then returns the reason.
 func (w *directWriter) add(family rules.Family, script *Script) error {
 	if script.Empty() {
 		return nil
@@ -102,7 +102,9 @@ type slot struct {
 
 func (s slot) isNew() bool { return s.handle == 0 }
 
-// chain returns the plan of a chain that a Step names.
+// chain returns the plan of a chain that a Step names; simulate calls it. verb is the Step's:
+// only a built-in chain that is to get a rule may be missing, and is created. After an error,
+// iptables-restore gets the whole script.
 func (p *tablePlan) chain(name string, verb Verb) (*chainPlan, error) {
 	if n := len(p.order); n > 0 && p.order[n-1].name == name {
 		return p.order[n-1], nil // rules are grouped by chain
@@ -120,13 +122,15 @@ func (p *tablePlan) chain(name string, verb Verb) (*chainPlan, error) {
 	return p.plan(&chainPlan{name: name, create: !exists, loaded: !exists}), nil
 }
 
+// plan notes and returns a new chain's plan, for chain and simulate.
 func (p *tablePlan) plan(c *chainPlan) *chainPlan {
 	p.chains[c.name] = c
 	p.order = append(p.order, c)
 	return c
 }
 
-// exists queries the kernel about a chain, once.
+// exists queries the kernel, once, whether a chain exists: a chain of a Step, or the target of
+// a new rule. Several goroutines call it. A built-in chain that is a misfit is an error.
 func (p *tablePlan) exists(chain string) (bool, error) {
 	p.asked.Lock()
 	defer p.asked.Unlock()
@@ -142,7 +146,8 @@ func (p *tablePlan) exists(chain string) (bool, error) {
 	return exists, err
 }
 
-// simulate applies the script's steps to the plan.
+// simulate applies the script's steps to the plan, which write then encodes; add calls it.
+// After an error, iptables-restore gets the whole script.
 func (p *tablePlan) simulate(script *Script) error {
 	for _, name := range script.Declare {
 		if rules.Builtin(p.table, name) {
@@ -205,7 +210,8 @@ func (p *tablePlan) step(c *chainPlan, step *Step) error {
 	return nil
 }
 
-// load reads the rules of a chain.
+// load reads the existing rules of a chain, once, in front of the rules that the script has
+// appended. Insert and Delete need their places and handles; step calls it.
 func (p *tablePlan) load(c *chainPlan) error {
 	if c.loaded {
 		return nil
@@ -220,8 +226,8 @@ func (p *tablePlan) load(c *chainPlan) error {
 	return err
 }
 
-// remove applies a Delete. A rule that is not found may exist in another form with the same
-// meaning: iptables has to look.
+// remove applies a Delete; step calls it. A rule that is not found may exist in another form
+// with the same meaning: iptables has to look, after this error.
 func (p *tablePlan) remove(c *chainPlan, step *Step) error {
 	at := step.Index - 1
 	if step.Index == 0 {
@@ -248,7 +254,9 @@ func (p *tablePlan) remove(c *chainPlan, step *Step) error {
 	return nil
 }
 
-// raw returns the rule as the kernel would store it, and whether that is known.
+// raw returns the rule as the kernel would store it, and whether that is known; remove and
+// writeRule call it. Texts that teach has tried count first. It may use room, which is
+// overwritten.
 func (p *tablePlan) raw(rule rules.Rule, room []byte) (nft.Rule, bool) {
 	if t, ok := p.taught[p.family.Table(p.table)][rule.Key()]; ok {
 		return t.raw, true
@@ -262,7 +270,8 @@ var (
 	errTakenBack = errors.New("a rule is taken back that the same script adds")
 )
 
-// write adds the plan's messages to the batch.
+// write adds the plan's messages to the batch; add calls it after simulate. It also finds the
+// rule of a sought message (see named). After an error, iptables-restore gets the whole script.
 func (p *tablePlan) write() error {
 	p.message(p.batch, unix.NFT_MSG_NEWTABLE, netlink.Create, unix.NFTA_TABLE_NAME)
 	p.batch.End()
@@ -298,7 +307,8 @@ func (p *tablePlan) message(b *nft.Batch, kind uint16, flags netlink.HeaderFlags
 	b.Text(attr, p.table)
 }
 
-// writeChain creates a chain. An existing user's chain stays unchanged (there is no NLM_F_EXCL).
+// writeChain creates a chain for write; a built-in one with iptables' hook and policy ACCEPT.
+// An existing user's chain stays unchanged (there is no NLM_F_EXCL).
 func (p *tablePlan) writeChain(c *chainPlan) {
 	p.message(p.batch, unix.NFT_MSG_NEWCHAIN, netlink.Create, unix.NFTA_CHAIN_TABLE)
 	p.batch.Text(unix.NFTA_CHAIN_NAME, c.name)
@@ -341,7 +351,8 @@ type baseChain struct {
 var hookChains = []string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}
 
 // baseChainOf returns the attributes with which iptables-nft creates a built-in chain
-// (xtables_ipv4 in iptables/nft.c, 1.8.9).
+// (xtables_ipv4 in iptables/nft.c, 1.8.9). canaryd creates chains with them, and fitOf compares
+// existing chains with them.
 func baseChainOf(table rules.TableName, chain string) baseChain {
 	base := baseChain{kind: "filter"}
 	base.hook = uint32(slices.Index(hookChains, chain))

@@ -38,9 +38,9 @@ func (k *Kernel) KnowEarlier(earlier Earlier) {
 	}
 }
 
-// RawRule returns a rule with a text as nf_tables stores it; false if this Kernel has not met
-// the rule. On legacy it is always false. Bytes are in room, if it is large enough. It may be
-// called concurrently.
+// RawRule returns a rule with a text as nf_tables stores it, to be saved with the generation.
+// It is false if this Kernel has not met the rule, and always on legacy. Bytes are in room, if
+// it is large enough. It may be called concurrently.
 func (k *Kernel) RawRule(f rules.Family, r rules.Rule, room []byte) (RawRule, bool) {
 	source, is := k.source.(lexicons)
 	if !is || source[f] == nil {
@@ -72,8 +72,8 @@ func (k *Kernel) RawRule(f rules.Family, r rules.Rule, room []byte) (RawRule, bo
 // scratches have room for one rule each: a save needs tens of thousands of rules.
 var scratches sync.Pool
 
-// appendRaw appends a rule: the length of its expressions, the expressions, and 1 with the user
-// data, if it has any.
+// appendRaw appends a rule for RawRule: the length of its expressions, the expressions, and 1
+// with the user data, if it has any. parseRaw reads it.
 func appendRaw(out []byte, r nft.Rule) []byte {
 	out = append(binary.AppendUvarint(out, uint64(len(r.Expressions))), r.Expressions...)
 	if r.Userdata == nil {
@@ -84,7 +84,8 @@ func appendRaw(out []byte, r nft.Rule) []byte {
 
 var errRaw = errors.New("no rule as nf_tables holds it")
 
-// parseRaw parses a rule that appendRaw wrote. The rule is in the same memory.
+// parseRaw parses a rule that appendRaw wrote, from a file that may be damaged; meet ignores
+// the rule after an error. The rule is in the same memory.
 func parseRaw(text []byte) (nft.Rule, error) {
 	size, n := binary.Uvarint(text)
 	if n <= 0 || size > uint64(len(text)-n) {
@@ -100,8 +101,9 @@ func parseRaw(text []byte) (nft.Rule, error) {
 	return r, r.Each(func(nft.Expression) error { return nil })
 }
 
-// recall takes in the stored rules and returns a rule if it is among them. It takes them in at
-// most once in the time that the lexicon remembers rules.
+// recall takes in the stored rules and returns a rule if it is among them. raw calls it for a
+// rule that no read has met. It takes them in at most once in the time that the lexicon
+// remembers rules, because it reads the whole file. It may use room.
 func (l *lexicon) recall(rule rules.Rule, room []byte) (nft.Rule, bool) {
 	if l.earlier == nil {
 		return nft.Rule{}, false
@@ -115,7 +117,8 @@ func (l *lexicon) recall(rule rules.Rule, room []byte) (nft.Rule, bool) {
 	return l.met(rule, room)
 }
 
-// meet takes in a stored rule. It does not trust a text that leads to another target.
+// meet takes in a stored rule, for KnowEarlier and recall. It does not trust a text that leads
+// to another target: then it takes in only the bytes. It ignores damaged bytes.
 func (l *lexicon) meet(kept RawRule) {
 	raw, err := parseRaw(kept.Bytes)
 	if err != nil {

@@ -12,9 +12,8 @@ import (
 )
 
 // RemoveEmpty deletes a table of iptables-nft if it has only built-in chains without rules and
-// with their initial policy. It reports whether it did. The kernel itself checks that the chains
-// and the table are empty, and deletes all in one transaction. On legacy a table cannot be
-// deleted.
+// with their initial policy. It reports whether it did. The kernel itself checks that all are
+// empty, and deletes all in one transaction. On legacy a table cannot be deleted.
 func (k *Kernel) RemoveEmpty(ctx context.Context, family rules.Family, table rules.TableName) (bool, error) {
 	if k.info.Backend != NFT {
 		return false, nil
@@ -57,7 +56,7 @@ func (k *Kernel) RemoveEmpty(ctx context.Context, family rules.Family, table rul
 }
 
 // EmptyTable reports whether a table has only built-in chains without rules and with the policy
-// ACCEPT.
+// ACCEPT, so that RemoveEmpty may delete it.
 func EmptyTable(t *rules.Table) bool {
 	for _, c := range t.Chains {
 		if !rules.Builtin(t.Name, c.Name) || len(c.Rules) > 0 || c.Policy != "ACCEPT" {

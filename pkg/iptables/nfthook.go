@@ -27,7 +27,8 @@ const (
 	stranger
 )
 
-// fitOf returns how a chain fits its name. base is nil if it has no hook.
+// fitOf returns how a chain fits its name, which decides whether canaryd shows and writes its
+// rules. base is nil if it has no hook.
 func fitOf(p Place, base *nft.Chain) hookFit {
 	builtin := rules.Builtin(p.Table, p.Chain)
 	switch {
@@ -49,7 +50,8 @@ func fitOf(p Place, base *nft.Chain) hookFit {
 	}
 }
 
-// misfitError returns an error with the reason why a misfit must get no rules, and a remedy.
+// misfitError returns an error with the reason why a misfit must get no rules, and a remedy. It
+// is in Snapshot.Misfits, or refuses a script. base is nil if the chain has no hook.
 func misfitError(f rules.Family, p Place, base *nft.Chain) error {
 	want := baseChainOf(p.Table, p.Chain)
 	is := "has no hook, so that no packet meets its rules"
@@ -68,7 +70,7 @@ func dormantError(f rules.Family, table rules.TableName) error {
 		f.NFT(), table, f.NFT(), table)
 }
 
-// hookName returns nft's name for one of the five hooks.
+// hookName returns nft's name for one of the five hooks, for misfitError.
 func hookName(hook uint32) string {
 	if int(hook) < len(hookChains) {
 		return strings.ToLower(hookChains[hook])
@@ -76,8 +78,8 @@ func hookName(hook uint32) string {
 	return fmt.Sprintf("number %d", hook)
 }
 
-// builtinChain queries the kernel for a chain with a built-in chain's name. ok is false if it
-// does not exist.
+// builtinChain queries the kernel for a chain with a built-in chain's name, for exists. ok is
+// false if it does not exist. A misfit is an error, because packets would not meet the rules.
 func (p *tablePlan) builtinChain(chain string) (ok bool, err error) {
 	c, ok, err := p.conn.Chain(p.family, p.table, chain)
 	if err != nil || !ok {
@@ -90,7 +92,7 @@ func (p *tablePlan) builtinChain(chain string) (ok bool, err error) {
 	return true, nil
 }
 
-// baseOf returns the chain if it has a hook, else nil.
+// baseOf returns the chain if it has a hook, else nil, as fitOf needs it.
 func baseOf(c *nft.Chain) *nft.Chain {
 	if c.Base {
 		return c
@@ -98,9 +100,10 @@ func baseOf(c *nft.Chain) *nft.Chain {
 	return nil
 }
 
-// textual returns the scripts before the first that iptables-restore must not write. That script
-// writes into a built-in chain that does not fit, or whose rules iptables does not print. Such a
-// text could not be read back. refused has the reason; nil if all may be written.
+// textual returns the scripts before the first that iptables-restore must not write; writeRest
+// calls it. That script writes into a built-in chain that does not fit, or whose rules iptables
+// does not print. Such a text could not be read back. refused has the reason; nil if all may be
+// written.
 func (k *Kernel) textual(family rules.Family, scripts []Script) (may []Script, refused error) {
 	reader, ok := k.reader.(nftReader)
 	if !ok {
@@ -129,7 +132,8 @@ func (k *Kernel) textual(family rules.Family, scripts []Script) (may []Script, r
 	return scripts, nil
 }
 
-// shiftedError returns an error with the reason why a shifted chain takes no text, and a remedy.
+// shiftedError returns an error with the reason why a shifted chain takes no text, and a
+// remedy. textual refuses a script with it. base is the chain, which has a hook.
 func shiftedError(f rules.Family, p Place, base *nft.Chain) error {
 	want := baseChainOf(p.Table, p.Chain)
 	return fmt.Errorf("chain %s of table %s %s is of type %s with priority %d, and iptables' is of type %s with priority %d: "+
@@ -138,7 +142,8 @@ func shiftedError(f rules.Family, p Place, base *nft.Chain) error {
 		p.Chain, f.NFT(), p.Table, base.Kind, base.Priority, want.kind, want.priority, f.NFT(), p.Table, p.Chain)
 }
 
-// builtinChains returns the built-in chains that the script's steps name, each once.
+// builtinChains returns the built-in chains that the script's steps name, each once. textual
+// checks whether they fit.
 func (s *Script) builtinChains() []string {
 	var names []string
 	seen := map[string]bool{}
@@ -153,7 +158,8 @@ func (s *Script) builtinChains() []string {
 	return names
 }
 
-// noteMisfits adds a table's built-in chains that must get no rules.
+// noteMisfits adds to all, a Snapshot's Misfits, the built-in chains of a table that must get
+// no rules, each with the reason.
 func (f *familyText) noteMisfits(table rules.TableName, all map[Place]error) {
 	for _, chain := range rules.BuiltinChains(table) {
 		p := Place{Table: table, Chain: chain}

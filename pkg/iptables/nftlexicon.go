@@ -49,6 +49,8 @@ type entry struct {
 	spelled bool
 }
 
+// newLexicon returns an empty lexicon. newMirror makes one for each family, and keepOnly makes
+// one to replace the content of another.
 func newLexicon(family rules.Family) *lexicon {
 	return &lexicon{
 		family:  family,
@@ -63,7 +65,8 @@ func newLexicon(family rules.Family) *lexicon {
 // lexicons are the lexicons of all families that are open.
 type lexicons map[rules.Family]*lexicon
 
-// raw is lexicon.raw of one family.
+// raw is lexicon.raw of one family; false if the family is not open. The direct path gets the
+// bytes of rules from it (rawSource).
 func (l lexicons) raw(family rules.Family, rule rules.Rule, room []byte) (nft.Rule, bool) {
 	if l[family] == nil {
 		return nft.Rule{}, false
@@ -71,7 +74,7 @@ func (l lexicons) raw(family rules.Family, rule rules.Rule, room []byte) (nft.Ru
 	return l[family].raw(rule, room)
 }
 
-// name is lexicon.name of one family.
+// name is lexicon.name of one family, for teach. A family that is not open is no error.
 func (l lexicons) name(family rules.Family, raw nft.Rule, rule rules.Rule) error {
 	if l[family] == nil {
 		return nil
@@ -79,7 +82,8 @@ func (l lexicons) name(family rules.Family, raw nft.Rule, rule rules.Rule) error
 	return l[family].name(raw, rule)
 }
 
-// revealed returns how many opaque rules got a text after they were met.
+// revealed returns how many opaque rules got a text after they were met. If it grows while
+// teach tries texts, rules that were read as opaque have these texts.
 func (l lexicons) revealed() (n uint64) {
 	for _, of := range l {
 		n += of.revealed.Load()
@@ -88,8 +92,8 @@ func (l lexicons) revealed() (n uint64) {
 }
 
 // Intern implements nft.Rulebook. It replaces the numbers of ipsets in a rule by names. While
-// the rule is in the table, the kernel does not change these names. The read counts only if no
-// commit touched the rule's chain until after that.
+// the rule is in the table, the kernel does not change these names. The mirror uses the read
+// only if no commit touched the rule's chain until after that.
 func (l *lexicon) Intern(raw nft.Rule) (nft.RuleID, error) {
 	if l.sets != nil && mayHoldNumbers(raw) {
 		l.named.Add(1)
@@ -100,7 +104,8 @@ func (l *lexicon) Intern(raw nft.Rule) (nft.RuleID, error) {
 	return l.intern(raw)
 }
 
-// intern is Intern; l.mu must be held.
+// intern is Intern of a rule that has its sets' names already. A rule that was not met before
+// gets its text, or becomes opaque, here. l.mu must be held.
 func (l *lexicon) intern(raw nft.Rule) (nft.RuleID, error) {
 	id, err := l.store.Intern(raw)
 	if err != nil || int(id) < len(l.entries) {
@@ -113,7 +118,8 @@ func (l *lexicon) intern(raw nft.Rule) (nft.RuleID, error) {
 	return id, nil
 }
 
-// spell returns a raw rule as a value: with its words, or opaque.
+// spell returns a raw rule as a value, for a lexicon and Reread. spelled is false for an opaque
+// rule, which may still get a text from iptables-restore (see lexicon.name).
 func spell(family rules.Family, raw nft.Rule) (rule rules.Rule, spelled bool) {
 	if comment, ok := markOf(raw); ok {
 		return rules.Rule{Spec: markStart + comment + markEnd}, true
@@ -128,8 +134,8 @@ func spell(family rules.Family, raw nft.Rule) (rule rules.Rule, spelled bool) {
 	return opaque(family, raw), false
 }
 
-// compactRule returns the rule in memory of its own, and no more than it needs, because it may
-// stay for ever.
+// compactRule returns the rule in memory of its own, and no more than it needs, because a
+// lexicon may keep it for ever. Otherwise it would keep the whole output that has the text.
 func compactRule(rule rules.Rule) rules.Rule {
 	rule.Spec = strings.Clone(rule.Spec)
 	if i := strings.LastIndex(rule.Spec, rule.Target); i >= 0 {
@@ -138,8 +144,9 @@ func compactRule(rule rules.Rule) rules.Rule {
 	return rule
 }
 
-// name notes the text from which iptables-restore made these bytes. Unless pkg/ruleset spells
-// the bytes, the lexicon shows them as that text from now on.
+// name notes the text from which iptables-restore made these bytes: in a trial (teach), or
+// before canaryd started (meet). Unless pkg/ruleset spells the bytes, the lexicon shows them as
+// that text from now on.
 func (l *lexicon) name(raw nft.Rule, rule rules.Rule) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -160,9 +167,9 @@ func (l *lexicon) name(raw nft.Rule, rule rules.Rule) error {
 	return nil
 }
 
-// keep returns the bytes of an opaque rule. Unless these have a text, the lexicon shows them as
-// this rule from now on. An earlier canaryd may have given another reason, with which it would
-// be another rule.
+// keep returns the bytes of an opaque rule, which raw needs to write the rule; false if it has
+// none. Unless these have a text, the lexicon shows them as this rule from now on. An earlier
+// canaryd may have given another reason, with which it would be another rule.
 func (l *lexicon) keep(rule rules.Rule) (nft.Rule, bool) {
 	raw, ok := heldBytes(rule)
 	if !ok {
@@ -181,7 +188,7 @@ func (l *lexicon) keep(rule rules.Rule) (nft.Rule, bool) {
 }
 
 // shown returns the rule that the lexicon shows for an opaque rule's bytes, if they have a text
-// by now.
+// by now; else the same rule. Text calls it, so that a replay names the rule as reads do.
 func (l *lexicon) shown(rule rules.Rule) rules.Rule {
 	raw, ok := heldBytes(rule)
 	if !ok {
@@ -195,7 +202,7 @@ func (l *lexicon) shown(rule rules.Rule) rules.Rule {
 	return rule
 }
 
-// Text implements Session. The text is that of the rule's bytes.
+// Text implements Session. The text is that of the rule's bytes, which a trial may have shown.
 func (s *genidSession) Text(family rules.Family, rule rules.Rule) rules.Rule {
 	if lexicons, _ := s.kernel.source.(lexicons); lexicons[family] != nil {
 		return lexicons[family].shown(rule)
@@ -203,7 +210,8 @@ func (s *genidSession) Text(family rules.Family, rule rules.Rule) rules.Rule {
 	return rule
 }
 
-// texts returns raw rules as values.
+// texts returns the rules with these numbers as values, for the view of a chain. An opaque rule
+// has no text.
 func (l *lexicon) texts(ids []nft.RuleID) []rules.Rule {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
@@ -214,8 +222,9 @@ func (l *lexicon) texts(ids []nft.RuleID) []rules.Rule {
 	return found
 }
 
-// raw returns a rule as nf_tables would store it; false if no such rule was met. It may use
-// room, which is overwritten.
+// raw returns a rule as nf_tables would store it, so that a transaction can write it. It is
+// false if no such rule was met: then iptables-restore has to write it. It may use room, which
+// is overwritten.
 func (l *lexicon) raw(rule rules.Rule, room []byte) (nft.Rule, bool) {
 	if comment, ok := cutMark(rule.Spec); ok {
 		return markRule(comment), true
@@ -229,9 +238,9 @@ func (l *lexicon) raw(rule rules.Rule, room []byte) (nft.Rule, bool) {
 	return l.recall(rule, room)
 }
 
-// met returns a rule that was met, as nf_tables stores it. It may use room. If pkg/ruleset
-// cannot spell the bytes, the lexicon shows them as this text from now on. canaryd may be about
-// to write it, in other words than before.
+// met returns a rule that was met, as nf_tables stores it, for raw and recall. It may use room.
+// If pkg/ruleset cannot spell the bytes, the lexicon shows them as this text from now on.
+// canaryd may be about to write it, in other words than before.
 func (l *lexicon) met(rule rules.Rule, room []byte) (nft.Rule, bool) {
 	l.mu.RLock()
 	id := l.find(rule.Key())
@@ -247,7 +256,8 @@ func (l *lexicon) met(rule rules.Rule, room []byte) (nft.Rule, bool) {
 	return raw, true
 }
 
-// find returns the rule with this Key, 0 if there is none. An opaque rule carries its own bytes.
+// find returns the number of the rule with this Key, 0 if there is none. It finds no opaque
+// rule, which has its own bytes. l.mu must be held.
 func (l *lexicon) find(key rules.Key) nft.RuleID {
 	if id := l.written[key]; id != 0 {
 		return id
@@ -259,7 +269,7 @@ func (l *lexicon) find(key rules.Key) nft.RuleID {
 }
 
 // index makes a rule findable by its Key. If another version of iptables wrote other bytes with
-// the same Key, find returns the first ones.
+// the same Key, find returns the first ones. l.mu must be held.
 func (l *lexicon) index(id nft.RuleID) {
 	if e := &l.entries[id]; !e.opaque() && l.find(e.rule.Key()) == 0 {
 		l.byKey.Add(uint32(id), func(n uint32) uint64 { return maphash.String(l.seed, string(l.entries[n].rule.Key())) })
@@ -275,8 +285,9 @@ func (e *entry) opaque() bool {
 // givenUp is the time of a rule that must not be remembered.
 const givenUp = math.MaxUint32
 
-// Release implements nft.Rulebook. The next Purge drops a rule that was released for good.
-// Others are remembered for a while.
+// Release implements nft.Rulebook: the mirror calls it when a chain loses rules. The next Purge
+// drops a rule that was released for good. Others are remembered for a while, because they may
+// be restored.
 func (l *lexicon) Release(ids []nft.RuleID, forGood bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -297,15 +308,17 @@ const (
 	fewEntries = 4096
 )
 
-// crowded reports whether forget may be worthwhile.
+// crowded reports whether forget may be worthwhile: the entries have doubled since the last
+// one. familyText.forgetUnused calls it at each read.
 func (l *lexicon) crowded() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.entries) > max(2*l.small, fewEntries)
 }
 
-// forget drops the entries that no chain has had for a while, if they are at least half. held
-// must name every nft.RuleID in use; afterwards it has their new numbers.
+// forget drops the entries that no chain has had for a while, if they are at least half. The
+// mirror calls it for familyText.forgetUnused. held must name every nft.RuleID in use;
+// afterwards it has their new numbers.
 func (l *lexicon) forget(held []*[]nft.RuleID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -317,7 +330,8 @@ func (l *lexicon) forget(held []*[]nft.RuleID) {
 	l.keepOnly(keep, held)
 }
 
-// Purge implements nft.Rulebook. It is forget without the minimum of a half.
+// Purge implements nft.Rulebook. It is forget without the minimum of a half: the mirror left
+// out chains, and their rules must not fill memory.
 func (l *lexicon) Purge(held []*[]nft.RuleID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -325,7 +339,9 @@ func (l *lexicon) Purge(held []*[]nft.RuleID) {
 	l.keepOnly(keep, held)
 }
 
-// kept returns which entries must stay, and their number. l.mu must be held.
+// kept returns which entries must stay, by their numbers, and how many they are. These are the
+// rules of held, and the rules that a chain lost a short time ago. forget and Purge call it.
+// l.mu must be held.
 func (l *lexicon) kept(held []*[]nft.RuleID) (keep []bool, kept int) {
 	keep, kept = make([]bool, len(l.entries)), 1
 	for _, ids := range held {
@@ -343,8 +359,8 @@ func (l *lexicon) kept(held []*[]nft.RuleID) (keep []bool, kept int) {
 	return keep, kept
 }
 
-// keepOnly drops all other entries, and gives the rules of held their new numbers. l.mu must be
-// held.
+// keepOnly drops all entries except those of keep, and gives the rules of held their new
+// numbers. forget and Purge call it. l.mu must be held.
 func (l *lexicon) keepOnly(keep []bool, held []*[]nft.RuleID) {
 	fresh := newLexicon(l.family)
 	renamed := make([]nft.RuleID, len(l.entries))

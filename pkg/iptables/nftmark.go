@@ -31,7 +31,8 @@ func cutMark(spec string) (string, bool) {
 	return comment, start && end && isMarkComment(comment)
 }
 
-// isMarkComment reports whether a comment may be a mark's, which needs no escape.
+// isMarkComment reports whether a comment may be a mark's, which needs no escape. Only for such
+// a comment do cutMark, markOf and xtRule.mark know text and bytes without a read.
 func isMarkComment(comment string) bool {
 	if !strings.HasPrefix(comment, markPrefix) || len(comment) >= commentSize {
 		return false
@@ -44,7 +45,8 @@ func isMarkComment(comment string) bool {
 	return true
 }
 
-// markOf returns a raw rule's comment if the rule is nothing but a mark.
+// markOf returns a raw rule's comment if the rule is nothing but a mark; false for any other
+// rule. spell makes the text from it, and takings note deleted marks by it.
 func markOf(raw nft.Rule) (string, bool) {
 	var comment string
 	err := raw.Each(func(e nft.Expression) error {
@@ -61,8 +63,8 @@ func markOf(raw nft.Rule) (string, bool) {
 	return comment, string(raw.Expressions) == string(markRule(comment).Expressions)
 }
 
-// markRule builds a mark as iptables-nft 1.8.9 writes it and Linux 6.18 reports
-// it: match "comment" revision 0, counter.
+// markRule builds a mark as iptables-nft 1.8.9 writes it and Linux 6.18 reports it: match
+// "comment" revision 0, counter. lexicon.raw writes it, and markOf compares with it.
 func markRule(comment string) nft.Rule {
 	info := make([]byte, commentSize)
 	copy(info, comment)

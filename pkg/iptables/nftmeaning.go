@@ -23,7 +23,9 @@ type ruleMeaning struct {
 	target bool
 }
 
-// meaningOf reads a rule's meaning. Of two comments the match's counts.
+// meaningOf reads a rule's meaning. A probe finds marks by it, and Choose counts rules without
+// canaryd's comments. Of two comments the match's counts. An error means that the bytes cannot
+// be parsed.
 func meaningOf(raw nft.Rule) (ruleMeaning, error) {
 	var m ruleMeaning
 	err := raw.Each(func(e nft.Expression) error {
@@ -40,8 +42,9 @@ func meaningOf(raw nft.Rule) (ruleMeaning, error) {
 	return m, err
 }
 
-// acts reports whether an expression does more than match and count. An unknown expression
-// counts as acting. canaryd's own rules have none, and only they must be judged with certainty.
+// acts reports whether an expression does more than match and count, for meaningOf. An unknown
+// expression counts as acting. canaryd's own rules have none, and only they must be judged with
+// certainty.
 func acts(e nft.Expression) (bool, error) {
 	var source uint16 // the attribute with which the expression writes
 	switch e.Name {
@@ -60,9 +63,9 @@ func acts(e nft.Expression) (bool, error) {
 	return value != nil, err
 }
 
-// match reads the data of a "match" expression, which carries an xt match.
-// iptables-nft 1.8.9 stores -m comment as match "comment" revision 0 with the
-// 256 bytes of struct xt_comment_info.
+// match notes the comment in the data of a "match" expression, which carries an xt match, for
+// meaningOf. iptables-nft 1.8.9 stores -m comment as match "comment" revision 0 with the 256
+// bytes of struct xt_comment_info.
 func (m *ruleMeaning) match(data []byte) error {
 	name, err := nft.AttrOf(data, unix.NFTA_MATCH_NAME)
 	if err != nil || string(nft.UntilNUL(name)) != "comment" {
@@ -73,8 +76,8 @@ func (m *ruleMeaning) match(data []byte) error {
 	return err
 }
 
-// userdataComment finds a comment among the type-length-value triples of
-// NFTA_RULE_USERDATA, where nft and newer iptables keep it.
+// userdataComment finds a comment among the type-length-value triples of NFTA_RULE_USERDATA,
+// where nft and newer iptables keep it. meaningOf uses it if the rule has no match "comment".
 func userdataComment(data []byte) (string, bool) {
 	for len(data) >= 2 {
 		kind, size := data[0], int(data[1])
@@ -90,7 +93,8 @@ func userdataComment(data []byte) (string, bool) {
 	return "", false
 }
 
-// tableName returns the iptables table of that name, "" for any other.
+// tableName returns the iptables table of that name, "" for any other, which the mirror leaves
+// out.
 func tableName[T string | []byte](name T) rules.TableName {
 	for _, t := range [...]rules.TableName{rules.Nat, rules.Filter, rules.Mangle, rules.Raw, rules.Security} {
 		if t == string(name) {

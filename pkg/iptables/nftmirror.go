@@ -19,7 +19,8 @@ type mirror struct {
 	taken    takingsLog // the takings of commits
 }
 
-// newMirror returns a mirror of the families that are open.
+// newMirror returns a mirror of the families that are open, for openReader. It also makes their
+// lexicons, which are the source of the direct path.
 func (k *Kernel) newMirror(r nftReader) *mirror {
 	known := lexicons{}
 	k.source = known
@@ -46,7 +47,8 @@ func (k *Kernel) newMirror(r nftReader) *mirror {
 
 func (m *mirror) close() error { return m.raw.Close() }
 
-// read returns the present state. It may be called concurrently.
+// read updates the mirror and returns its present state, for Kernel.Read on nft. It may be
+// called concurrently.
 func (m *mirror) read(ctx context.Context, family rules.Family) (Snapshot, error) {
 	ctx, cancel := context.WithTimeout(ctx, m.timeout)
 	defer cancel()
@@ -68,7 +70,8 @@ func (m *mirror) read(ctx context.Context, family rules.Family) (Snapshot, error
 	return f.snapshot(uint64(genid)), nil
 }
 
-// hear passes one notification to the takingsLog.
+// hear passes one notification to the takingsLog: the end of a commit, or a change of an
+// iptables table. nft.Mirror calls it.
 func (m *mirror) hear(e nft.Event) {
 	if e.Kind == unix.NFT_MSG_NEWGEN {
 		m.taken.end(e.By, time.Now())
@@ -80,7 +83,8 @@ func (m *mirror) hear(e nft.Event) {
 // patience is the time that Takings waits while a read has the turn.
 const patience = 100 * time.Millisecond
 
-// takings takes in the notifications since the last read.
+// takings takes in the notifications since the last read, and returns all known takings, for
+// Kernel.Takings. If a read has the turn for longer than patience, they lack the newest.
 func (m *mirror) takings(ctx context.Context) Takings {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

@@ -19,7 +19,8 @@ import (
 // microseconds and has its own chunk of the batch.
 const shareFrom = 1000
 
-// writeNewRules adds the new rules of all chains to the batch.
+// writeNewRules adds the new rules of all chains to the batch, behind the deletions;
+// tablePlan.write calls it. After an error, iptables-restore gets the whole script.
 func (p *tablePlan) writeNewRules() error {
 	shares := p.shares(runtime.GOMAXPROCS(0))
 	if len(shares) == 1 {
@@ -45,7 +46,8 @@ func (p *tablePlan) writeNewRules() error {
 	return nil
 }
 
-// shares divides the chains into at most n shares with about as many new rules each.
+// shares divides the chains into at most n shares with about as many new rules each, in their
+// order. writeNewRules has a goroutine for each share.
 func (p *tablePlan) shares(n int) [][]*chainPlan {
 	total := newRules(p.order)
 	n = max(1, min(n, total/shareFrom))
@@ -59,7 +61,7 @@ func (p *tablePlan) shares(n int) [][]*chainPlan {
 	return append(shares, p.order[first:])
 }
 
-// newRules counts the new rules of chains.
+// newRules counts the new rules of chains, which are as many messages.
 func newRules(chains []*chainPlan) int {
 	n := 0
 	for _, c := range chains {
@@ -79,6 +81,7 @@ type rulesWriter struct {
 	room  []byte // for the rule that is being put together
 }
 
+// write encodes the new rules of a share of the chains. The error names the chain.
 func (w *rulesWriter) write(chains []*chainPlan) error {
 	for _, c := range chains {
 		if err := w.writeRules(c); err != nil {
@@ -88,7 +91,8 @@ func (w *rulesWriter) write(chains []*chainPlan) error {
 	return nil
 }
 
-// writeRules puts each new rule before the next remaining one, or at the end.
+// writeRules puts each new rule of a chain before the next remaining one, or at the end. The
+// handle of the remaining rule gives the place.
 func (w *rulesWriter) writeRules(c *chainPlan) error {
 	first := 0 // the first new rule before the next remaining one
 	for i, s := range c.rules {
@@ -154,8 +158,9 @@ func (w *rulesWriter) writeRule(chain string, added rules.Rule, next uint64) err
 	return nil
 }
 
-// targetStands returns the reason why a rule cannot jump to a chain, or nil. Several goroutines
-// call it.
+// targetStands returns the reason why a rule cannot jump to a chain, or nil; nil is no chain.
+// writeRule calls it, because the kernel would refuse the whole batch. Several goroutines call
+// it.
 func (p *tablePlan) targetStands(chain []byte) error {
 	if chain == nil {
 		return nil

@@ -8,8 +8,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/ruleset"
 )
 
-// opaque returns a rule of nf_tables without a text. It has its bytes if these can make the rule
-// again.
+// opaque returns a rule of nf_tables without a text, for spell. It has its bytes if these can
+// make the rule again; otherwise a digest identifies it, and the reason names the obstacle.
 func opaque(family rules.Family, r nft.Rule) rules.Rule {
 	bare, names, named := withoutNames(r)
 	meaning, err := meaningOf(r)
@@ -24,7 +24,7 @@ func opaque(family rules.Family, r nft.Rule) rules.Rule {
 }
 
 // Reread returns an opaque rule as this version reads its bytes, if it has those of nf_tables.
-// An earlier version may have had no words for them.
+// A stored generation passes it: an earlier version may have had no words for them.
 func Reread(family rules.Family, rule rules.Rule) rules.Rule {
 	raw, held := heldBytes(rule)
 	if !held {
@@ -43,7 +43,8 @@ var statementTargets = map[string]string{
 var metaTargets = map[uint32]string{unix.NFT_META_MARK: "MARK", unix.NFT_META_NFTRACE: "TRACE"}
 
 // targetOf returns the chain that a rule leads to or the target at its end, in iptables' words.
-// It is "" without one, or for an unknown one.
+// It is "" without one, or for an unknown one. An opaque rule has it as Target; meet compares
+// it with a stored text's.
 func targetOf(r nft.Rule) string {
 	target := ""
 	err := r.Each(func(e nft.Expression) error {
@@ -73,8 +74,8 @@ func targetOf(r nft.Rule) string {
 	return target
 }
 
-// verdictOf returns the verdict of an "immediate" expression: a chain's name or a verdict's, "" for
-// anything else.
+// verdictOf returns the verdict of an "immediate" expression, for targetOf: a chain's name or a
+// verdict's, "" for anything else.
 func verdictOf(data []byte) string {
 	verdict := nft.AttrPath(data, unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VERDICT)
 	if chain := nft.AttrPath(verdict, unix.NFTA_VERDICT_CHAIN); chain != nil {

@@ -47,7 +47,8 @@ func (k *Kernel) encodeWith(payload Payload, known taught) *directBatch {
 	return k.encodeSeeking(payload, known, 0)
 }
 
-// encodeSeeking is encodeWith that also finds the rule of a message.
+// encodeSeeking is encodeWith that also finds the rule of a message, by its number in the
+// batch, for named; 0 seeks none.
 func (k *Kernel) encodeSeeking(payload Payload, known taught, message int) *directBatch {
 	conn := k.directConn()
 	if conn == nil {
@@ -116,7 +117,8 @@ func (k *Kernel) sendDirectly(b *directBatch, payload Payload, genid uint32, rid
 // and are too many at once for a socket's buffer.
 const silentFrom = 512
 
-// send sends the batch. The Kernel knows its content, so it sends a large one silently.
+// send sends the batch for sendDirectly. The Kernel knows its content, so it sends a large one
+// silently.
 func (k *Kernel) send(w *directWriter, batch *nft.Batch) error {
 	if k.mirror == nil || w.added < silentFrom {
 		return batch.Send()
@@ -124,7 +126,8 @@ func (k *Kernel) send(w *directWriter, batch *nft.Batch) error {
 	return k.mirror.raw.Silently(w.written, k.subscriptions.All(), batch.Send)
 }
 
-// notDirectly returns the consequences of a transaction that failed.
+// notDirectly returns the result of a transaction that failed with err: stale, refused, or
+// (with ReplayAuto) left to iptables-restore. sendDirectly calls it.
 func (k *Kernel) notDirectly(err error, payload Payload) directResult {
 	message, _ := errors.AsType[*nft.RefusedError](err)
 	switch {
@@ -144,7 +147,8 @@ func (k *Kernel) notDirectly(err error, payload Payload) directResult {
 	return result
 }
 
-// directConn returns the connection of the direct path, nil if there is none.
+// directConn returns the connection of the direct path, nil if there is none: on legacy. Then
+// nothing is encoded.
 func (k *Kernel) directConn() *nft.Conn {
 	reader, ok := k.reader.(nftReader)
 	if !ok || k.source == nil {

@@ -42,9 +42,9 @@ func (r nftReader) genid() (id uint32, err error) {
 	return id, nft.Wrap("asking for the ruleset's counter", err)
 }
 
-// probe reads between two equal genids. If commits continue, it returns its last reading with
-// the genid from before, so that the next probe sees a difference. Places without a change since
-// the last probe cost almost nothing.
+// probe reads between two equal genids, for Kernel.Probe. If commits continue, it returns its
+// last reading with the genid from before, so that the next probe sees a difference. Places
+// without a change since the last probe cost almost nothing.
 func (r nftReader) probe(ctx context.Context, family rules.Family, places []Place) (Probed, error) {
 	if probed, err := r.probeUnchanged(family, places); err == nil {
 		return probed, nil
@@ -79,7 +79,8 @@ func (r nftReader) probe(ctx context.Context, family rules.Family, places []Plac
 	return probed, nil
 }
 
-// look reads one chain. Only a chain without rules costs more than two questions.
+// look reads one chain for probe: its holding, and the facts by which the next probe finds it
+// unchanged. Only a chain without rules costs more than two questions.
 func (r nftReader) look(family rules.Family, place Place) (nftSeen, error) {
 	var s nftSeen
 	err := r.conn.EachRule(family, place.Table, place.Chain, func(m nft.RuleMessage) error {
@@ -108,6 +109,7 @@ func (r nftReader) look(family rules.Family, place Place) (nftSeen, error) {
 	return s, nft.Wrap(fmt.Sprintf("asking for chain %s of table %s", place.Chain, place.Table), err)
 }
 
+// presence returns whether the chain or its table exists, for a look that found no rules.
 func (r nftReader) presence(family rules.Family, place Place) (Presence, error) {
 	chain, err := r.conn.HasChain(family, place.Table, place.Chain)
 	if err != nil || chain {

@@ -45,7 +45,8 @@ func (k *Kernel) named(b *directBatch, payload Payload, genid uint32, refused *n
 	return &RestoreError{Reason: reason, Program: "nf_tables", Stderr: refused.Error(), Rule: rule, Textless: opaque}
 }
 
-// seek finds the n-th new rule of the plan, in the order of writeNewRules.
+// seek notes in p.found the n-th new rule of the plan, in the order of writeNewRules, which is
+// also that of the messages. write calls it for named.
 func (p *tablePlan) seek(n int) {
 	for _, c := range p.order {
 		for i := range c.rules {

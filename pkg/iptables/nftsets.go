@@ -23,7 +23,6 @@ import (
 // While a rule is in the table, its sets can be neither destroyed nor renamed, so each number
 // has one name. "ipset swap" exchanges the contents of two sets. Each number keeps its name
 // (ip_set_swap in net/netfilter/ipset/ip_set_core.c), and so the rule still names the same set.
-// set after it.
 
 // setNames is the name of the expression with the names of a rule's ipsets.
 const setNames = "canaryd-sets"
@@ -44,7 +43,7 @@ const (
 )
 
 // mayHoldNumbers reports whether a rule may contain a number of the kernel that can be taken
-// out.
+// out. Most rules contain none, and nameSets returns them at once.
 func mayHoldNumbers(r nft.Rule) bool {
 	for _, name := range [...]string{"set\x00", "SET\x00", "bpf\x00"} {
 		if bytes.Contains(r.Expressions, []byte(name)) {
@@ -59,7 +58,9 @@ func namesSet(e nft.Expression) bool {
 	return setPlaces[e.Name+" "+extensionName(e)] != nil
 }
 
-// eachSetNumber calls f with each place of an ipset's number in a rule, in order.
+// eachSetNumber calls f with each place of an ipset's number in a rule, in order. nameSets and
+// numberSets overwrite the number there. It is an error (errNotPortable) if the places of a
+// revision are not known.
 func eachSetNumber(r nft.Rule, f func(number []byte) error) error {
 	return r.Each(func(e nft.Expression) error {
 		revisions := setPlaces[e.Name+" "+extensionName(e)]
@@ -82,8 +83,9 @@ func eachSetNumber(r nft.Rule, f func(number []byte) error) error {
 	})
 }
 
-// xtRevision returns the revision of an xt extension. The attributes NFTA_TARGET_REV and
-// NFTA_TARGET_INFO have the same numbers as a match's.
+// xtRevision returns the revision of an xt extension, which decides where its data have
+// numbers; 0 if it has none. The attributes NFTA_TARGET_REV and NFTA_TARGET_INFO have the same
+// numbers as a match's.
 func xtRevision(e nft.Expression) int {
 	if revision := nft.AttrPath(e.Data, unix.NFTA_MATCH_REV); len(revision) == 4 {
 		return int(revision[3]) | int(revision[2])<<8
@@ -91,8 +93,9 @@ func xtRevision(e nft.Expression) int {
 	return 0
 }
 
-// nameSets returns the rule without the kernel's numbers, and with the names of its sets. It
-// returns a rule unchanged that has no numbers, or has the names already.
+// nameSets returns the rule without the kernel's numbers, and with the names of its sets, as
+// the lexicon stores and compares rules. name queries the kernel. A rule without numbers, or
+// with the names already, is returned unchanged. So is any rule after an error.
 func nameSets(r nft.Rule, name func(uint16) (string, error)) (nft.Rule, error) {
 	if _, _, done := withoutNames(r); done || !mayHoldNumbers(r) {
 		return r, nil
@@ -122,7 +125,8 @@ func nameSets(r nft.Rule, name func(uint16) (string, error)) (nft.Rule, error) {
 	return bare, nil
 }
 
-// forgetFiles clears the file descriptors in matches bpf that name a path.
+// forgetFiles clears the file descriptors in matches bpf that name a path, in the rule's
+// memory. nameSets calls it, because the writer's descriptor identifies nothing.
 func forgetFiles(r nft.Rule) error {
 	return r.Each(func(e nft.Expression) error {
 		if info := nft.AttrPath(e.Data, unix.NFTA_MATCH_INFO); bpfMode(e) == bpfPinned && len(info) >= bpfFileAt+4 {
@@ -132,8 +136,9 @@ func forgetFiles(r nft.Rule) error {
 	})
 }
 
-// bpfMode returns the mode of a match bpf: bytecode, which is revision 0's only mode, or a path.
-// It is -1 for everything else, such as a program that its writer had open.
+// bpfMode returns the mode of a match bpf: bytecode, which is revision 0's only mode, or a
+// path. It is -1 for everything else, such as a program that its writer had open: portable
+// refuses such a match.
 func bpfMode(e nft.Expression) int {
 	info := nft.AttrPath(e.Data, unix.NFTA_MATCH_INFO)
 	switch revision := xtRevision(e); {
@@ -147,7 +152,7 @@ func bpfMode(e nft.Expression) int {
 	return -1
 }
 
-// pinnedPaths returns the paths that the matches bpf of a rule name.
+// pinnedPaths returns the paths that the matches bpf of a rule name, for pinnedStand.
 func pinnedPaths(r nft.Rule) []string {
 	var paths []string
 	_ = r.Each(func(e nft.Expression) error {
@@ -159,9 +164,9 @@ func pinnedPaths(r nft.Rule) []string {
 	return paths
 }
 
-// pinnedStand returns an error if the kernel would not open a path that the rule names. The
-// kernel opens the path as this process does (bpf_prog_get_type_path), and would refuse the
-// whole transaction.
+// pinnedStand returns an error if the kernel would not open a path that the rule names;
+// writeRule calls it. The kernel opens the path as this process does (bpf_prog_get_type_path),
+// and would refuse the whole transaction.
 func pinnedStand(r nft.Rule) error {
 	if !bytes.Contains(r.Expressions, []byte("bpf\x00")) {
 		return nil
@@ -180,7 +185,8 @@ const bpfPathSize = 512
 // mostNames bounds the names of one rule in bytes: an attribute has a length of 16 bits.
 const mostNames = 32 << 10
 
-// withNames returns the rule with the names of its sets, in the order of their places.
+// withNames returns the rule with the names of its sets, in the order of their places; "" for a
+// place without a set. It is an error (errNotPortable) if they are too many or too long.
 func withNames(r nft.Rule, names []string) (nft.Rule, error) {
 	var list []byte
 	for _, name := range names {
@@ -194,7 +200,8 @@ func withNames(r nft.Rule, names []string) (nft.Rule, error) {
 	return r, nil
 }
 
-// withoutNames returns a rule without the names of its sets, and the names; false if it has none.
+// withoutNames returns a rule without the names of its sets, and the names; false if it has
+// none. Texts and the kernel need the bare rule. bare shares the memory of r.
 func withoutNames(r nft.Rule) (bare nft.Rule, names []string, has bool) {
 	if !bytes.Contains(r.Expressions, []byte(setNames)) {
 		return r, nil, false
@@ -224,7 +231,8 @@ func withoutNames(r nft.Rule) (bare nft.Rule, names []string, has bool) {
 
 var errEnough = errors.New("enough is known")
 
-// namesOf returns the names in canaryd's own expression.
+// namesOf returns the names in canaryd's own expression, for withoutNames; "" is a place
+// without a set.
 func namesOf(e nft.Expression) []string {
 	var names []string
 	_ = nft.EachAttr(e.Data, func(_ uint16, value []byte) error {
@@ -235,7 +243,8 @@ func namesOf(e nft.Expression) []string {
 }
 
 // numberSets returns a rule as the kernel accepts it, with its sets' numbers and without their
-// names. Other bytes stay unchanged.
+// names. writeRule calls it for each new rule. After its error (such as ErrNoSet from number),
+// iptables-restore gets the script. Other bytes stay unchanged.
 func numberSets(r nft.Rule, number func(string) (uint16, error)) (nft.Rule, error) {
 	bare, names, has := withoutNames(r)
 	if !has {
@@ -263,8 +272,8 @@ func numberSets(r nft.Rule, number func(string) (uint16, error)) (nft.Rule, erro
 	return bare, err
 }
 
-// identityOf returns the digest that identifies a rule. It is the same for both ways to store
-// the names of sets.
+// identityOf returns the digest that identifies a rule whose bytes cannot be written again. It
+// is the same for both ways to store the names of sets.
 func identityOf(r nft.Rule) rules.Identity {
 	if bare, names, has := withoutNames(r); has {
 		return rules.IdentityOfSets(bare.Expressions, bare.Userdata, names)
@@ -272,7 +281,8 @@ func identityOf(r nft.Rule) rules.Identity {
 	return rules.IdentityOf(r.Expressions, r.Userdata)
 }
 
-// heldBytes returns the bytes of an opaque rule, with the names of its sets.
+// heldBytes returns the bytes of an opaque rule, with the names of its sets, as the lexicon
+// stores them. It is false if the rule has no bytes that nf_tables could have.
 func heldBytes(rule rules.Rule) (nft.Rule, bool) {
 	expressions, userdata, sets, ok := rule.Bytes()
 	raw := nft.Rule{Expressions: expressions, Userdata: userdata}

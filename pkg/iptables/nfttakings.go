@@ -77,8 +77,8 @@ const (
 	wroteKept       = 1000   // chains of one commit in one table that got rules
 )
 
-// Takings returns the deletions by commits of the last minutes, as far as they are known. On
-// legacy it returns nothing.
+// Takings returns the deletions by commits of the last minutes, as far as they are known, for
+// the search for a culprit. On legacy it returns nothing.
 func (k *Kernel) Takings(ctx context.Context) Takings {
 	if k.mirror == nil {
 		return Takings{}
@@ -114,14 +114,15 @@ type openChain struct {
 	gone    bool // the chain itself was deleted
 }
 
-// all returns the known takings.
+// all returns a copy of the known takings, for Kernel.Takings.
 func (l *takingsLog) all() Takings {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return Takings{l.kept.Known, l.kept.Since, slices.Clone(l.kept.List)}
 }
 
-// restart forgets everything. The log will only hear commits after since.
+// restart forgets everything. The mirror calls it when it begins to receive notifications, also
+// after it missed some. The log will only hear commits after since.
 func (l *takingsLog) restart(since uint32) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -148,6 +149,8 @@ func (l *takingsLog) note(e nft.Event, table rules.TableName) {
 	}
 }
 
+// table returns the counts of a table in the unfinished commit, for note and chain. They begin
+// at zero.
 func (l *takingsLog) table(f rules.Family, table rules.TableName) *openTaking {
 	for _, t := range l.open {
 		if t.Family == f && t.Table == table {
@@ -178,8 +181,8 @@ func (l *takingsLog) chain(e nft.Event, table rules.TableName) *openChain {
 // takenRulesKept bounds the rules of one commit in one table.
 const takenRulesKept = 256
 
-// lose notes a deleted rule if it is a mark or a jump of a built-in chain. data is its
-// notification, which may be overwritten later.
+// lose notes a deleted rule if it is a mark or a jump of a built-in chain; note calls it. These
+// deletions identify a flusher. data is its notification, which may be overwritten later.
 func (c *openChain) lose(data []byte) {
 	if !c.builtin && !bytes.Contains(data, []byte(markPrefix)) {
 		return
@@ -201,9 +204,9 @@ func (c *openChain) lose(data []byte) {
 }
 
 // mayFlush returns the tables of a family in which the unfinished commit may be a part of a
-// flush. Such a commit deletes a mark, a jump of a built-in chain, the table, or all rules of a
-// remaining chain. The value in marks is true if it deleted marks. had returns the number of
-// rules that a chain had before.
+// flush: Taking keeps their last state. Such a commit deletes a mark, a jump of a built-in
+// chain, the table, or all rules of a remaining chain. The value is true if it may have deleted
+// marks. had returns the number of rules that a chain had before.
 func (l *takingsLog) mayFlush(f rules.Family, had func(Place) int) (marks map[rules.TableName]bool) {
 	marks = map[rules.TableName]bool{}
 	for _, t := range l.open {
@@ -245,7 +248,8 @@ func (l *takingsLog) end(by nft.Commit, now time.Time) {
 	l.trim(now)
 }
 
-// trim forgets the oldest takings. It keeps or forgets the takings of one commit together.
+// trim forgets the oldest takings beyond the bounds; end calls it with l.mu held. It keeps or
+// forgets the takings of one commit together, so that kept.Since is exact.
 func (l *takingsLog) trim(now time.Time) {
 	list, n := l.kept.List, 0
 	for n < len(list) && (len(list)-n > takingsKept || l.size > takenAltogether || now.Sub(l.heard[n]) > takingsFor) {
@@ -261,7 +265,8 @@ func (l *takingsLog) trim(now time.Time) {
 // names returns the number of chain names in the Taking.
 func (k Taking) names() int { return len(k.Chains) + len(k.Wrote) }
 
-// taking returns the finished Taking.
+// taking returns the finished Taking of the commit by; end calls it. A table that was deleted
+// needs no chains.
 func (t *openTaking) taking(by nft.Commit) Taking {
 	k := t.Taking
 	if k.Commit = by; k.Deleted {
@@ -286,7 +291,8 @@ func (t *openTaking) taking(by nft.Commit) Taking {
 	return k
 }
 
-// jumpOf returns the chain that the rule's verdict leads to, "" without one.
+// jumpOf returns the chain that the rule's verdict leads to, "" without one. lose keeps it,
+// because the search for a culprit compares it with a missing jump.
 func jumpOf(r nft.Rule) string {
 	target := ""
 	err := r.Each(func(e nft.Expression) error {

@@ -99,7 +99,8 @@ func (s *genidSession) teach(ctx context.Context, batch *directBatch, due Payloa
 	return batch, now, end, nil
 }
 
-// left returns the scripts that are not in the batch.
+// left returns the scripts that are not in the batch, which teach then looks at; nil without a
+// direct path.
 func (b *directBatch) left() Payload {
 	if b == nil {
 		return nil
@@ -119,12 +120,14 @@ func (s *Script) removesTexts() bool {
 	return len(s.Declare) == 0 && len(s.Steps) > 0 && !slices.ContainsFunc(s.Steps, others)
 }
 
-// lacksBytes reports whether a rule of the script has no writable bytes.
+// lacksBytes reports whether a rule of the script has no writable bytes. Then teach tries the
+// texts of the script.
 func (k *Kernel) lacksBytes(family rules.Family, script *Script) bool {
 	return slices.ContainsFunc(script.Steps, func(s Step) bool { return s.Rule != (rules.Rule{}) && !k.hasBytes(family, s.Rule) })
 }
 
-// endTrials deletes the chains of texts that exist.
+// endTrials deletes the chains of texts that exist, after the payload was written: until then
+// they keep the numbers of ipsets valid. trials has the scripts that delete them, by family.
 func (s *genidSession) endTrials(ctx context.Context, trials Payload) {
 	for family, scripts := range trials {
 		for _, script := range scripts {
@@ -145,8 +148,9 @@ func (s *genidSession) endTrials(ctx context.Context, trials Payload) {
 	}
 }
 
-// bytesOf has iptables-restore write the script's rules without bytes to the chain of texts, and
-// returns their bytes.
+// bytesOf has iptables-restore write the script's rules without bytes to the chain of texts,
+// and returns their bytes by Key. teach calls it. A target that the script itself declares is
+// replaced by TrialTarget meanwhile.
 func (k *Kernel) bytesOf(ctx context.Context, family rules.Family, script *Script) (map[rules.Key]taughtRule, error) {
 	trial := Script{Table: script.Table, Declare: []string{TextChain, TrialTarget}}
 	var asked []rules.Rule
@@ -188,7 +192,8 @@ func (k *Kernel) bytesOf(ctx context.Context, family rules.Family, script *Scrip
 	return learned, err
 }
 
-// hasBytes reports whether bytes are known that make the rule again.
+// hasBytes reports whether bytes are known that make the rule again. A rule without them needs
+// a trial of its text (lacksBytes, bytesOf).
 func (k *Kernel) hasBytes(family rules.Family, r rules.Rule) bool {
 	raw, known := k.source.raw(family, r, nil)
 	if !known {
@@ -202,6 +207,8 @@ func (k *Kernel) hasBytes(family rules.Family, r rules.Rule) bool {
 var jumpPath = []uint16{unix.NFTA_LIST_ELEM, unix.NFTA_EXPR_DATA, unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VERDICT, unix.NFTA_VERDICT_CHAIN}
 
 // retargeted returns attributes with the trial's target at that path replaced by a chain.
+// bytesOf wrote the rule with TrialTarget, because the chain may not exist yet. Bytes that
+// cannot be parsed stay unchanged.
 func retargeted(list []byte, chain string, path ...uint16) []byte {
 	var out []byte
 	for rest := list; len(rest) > 0; {

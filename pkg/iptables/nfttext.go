@@ -29,7 +29,7 @@ type tableText struct {
 	view  tableView
 }
 
-// table returns a table, and begins it if there is none.
+// table returns a table of the view, and begins it if there is none.
 func (f *familyText) table(name rules.TableName) *tableText {
 	t := f.tables[name]
 	if t == nil {
@@ -39,7 +39,8 @@ func (f *familyText) table(name rules.TableName) *tableText {
 	return t
 }
 
-// shown returns the rules that the next Snapshot shows of a chain.
+// shown returns the rules that the next Snapshot shows of a chain. Took and reveal compare them
+// with the lexicon's texts, to keep unchanged rules in the same memory.
 func (t *tableText) shown(chain string) []rules.Rule {
 	if fresh, changed := t.fresh[chain]; changed {
 		return fresh
@@ -47,7 +48,8 @@ func (t *tableText) shown(chain string) []rules.Rule {
 	return t.view.ready.Rules(chain)
 }
 
-// Reshaped implements nft.MirrorView.
+// Reshaped implements nft.MirrorView: the next Snapshot shows the table with its present
+// chains.
 func (f *familyText) Reshaped(table, chain string) {
 	if chain == "" {
 		f.reshapedTable(table)
@@ -65,7 +67,8 @@ func (f *familyText) Reshaped(table, chain string) {
 	}
 }
 
-// reshapedTable notes that any chain of a table may have changed.
+// reshapedTable notes that any chain of a table may have changed, for Reshaped. It drops a
+// table or chains that the mirror no longer has.
 func (f *familyText) reshapedTable(table string) {
 	if !slices.Contains(f.raw.Tables(), table) {
 		delete(f.tables, table)
@@ -78,8 +81,9 @@ func (f *familyText) reshapedTable(table string) {
 	})
 }
 
-// Took implements nft.MirrorView. The same bytes may have another text than before, because
-// iptables-restore wrote that text meanwhile.
+// Took implements nft.MirrorView: the next Snapshot shows the chain's present rules. The same
+// bytes (same) may have another text than before, because iptables-restore wrote that text
+// meanwhile.
 func (f *familyText) Took(p Place, now nft.Content, same bool) {
 	t := f.table(p.Table)
 	if now.LeftOut {
@@ -95,7 +99,8 @@ func (f *familyText) Took(p Place, now nft.Content, same bool) {
 	t.fresh[p.Chain] = f.shared(p, found)
 }
 
-// shared returns found, or the cache's copy of the same rules.
+// shared returns found, or the cache's copy of the same rules, so that callers can compare an
+// unchanged chain by its address. Took calls it.
 func (f *familyText) shared(p Place, found []rules.Rule) []rules.Rule {
 	if earlier := f.cache.chain(f.family, p); earlier != nil && slices.Equal(found, earlier.Rules) {
 		return earlier.Rules
@@ -103,7 +108,8 @@ func (f *familyText) shared(p Place, found []rules.Rule) []rules.Rule {
 	return found
 }
 
-// fit returns how a chain fits its name; see hookFit. In a dormant table no built-in chain fits.
+// fit returns how a chain fits its name; see hookFit. Snapshots leave out a stranger, and show
+// a misfit as empty. In a dormant table no built-in chain fits.
 func (f *familyText) fit(p Place, c *nft.MirrorChain) hookFit {
 	fit := fitOf(p, c.Base)
 	if fit != stranger && rules.Builtin(p.Table, p.Chain) && f.raw.Dormant(p.Table) {
@@ -112,15 +118,16 @@ func (f *familyText) fit(p Place, c *nft.MirrorChain) hookFit {
 	return fit
 }
 
-// forgetUnused drops rules from the lexicon that no chain has had for long.
+// forgetUnused drops rules from the lexicon that no chain has had for long. The mirror's read
+// calls it.
 func (f *familyText) forgetUnused() {
 	if f.lexicon.crowded() {
 		f.raw.Purge(f.lexicon.forget)
 	}
 }
 
-// reveal shows the texts of opaque rules that iptables-restore wrote meanwhile. A rule with a
-// text keeps it: two texts may make the same bytes.
+// reveal shows the texts of opaque rules that iptables-restore wrote meanwhile; snapshot calls
+// it. A rule with a text keeps it: two texts may make the same bytes.
 func (f *familyText) reveal() {
 	now := f.lexicon.revealed.Load()
 	if now == f.revealed {
@@ -149,7 +156,8 @@ func (f *familyText) reveal() {
 	}
 }
 
-// snapshot returns the mirrored family.
+// snapshot returns the mirrored family, with the genid as its digest: for a read, and for the
+// state before a flush (Taking). Unchanged tables are those of the last Snapshot.
 func (f *familyText) snapshot(genid uint64) Snapshot {
 	f.reveal()
 	s := Snapshot{Family: f.family, Tables: rules.Ruleset{}, Unreadable: map[rules.TableName]error{}, Misfits: map[Place]error{}, Digest: genid}

@@ -43,7 +43,8 @@ type nftMark struct {
 
 func newNFTMemory() *nftMemory { return &nftMemory{seen: map[rules.Family]map[Place]nftSeen{}} }
 
-// recall returns the last results for all places, or false.
+// recall returns the last results for all places; false if one has none, so that probe must
+// read.
 func (m *nftMemory) recall(family rules.Family, places []Place) ([]nftSeen, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -58,6 +59,7 @@ func (m *nftMemory) recall(family rules.Family, places []Place) ([]nftSeen, bool
 	return all, true
 }
 
+// remember stores the results of a probe during which no process committed.
 func (m *nftMemory) remember(family rules.Family, seen map[Place]nftSeen) {
 	for place, s := range seen {
 		s.ask = s.questions(place)
@@ -75,7 +77,7 @@ func (m *nftMemory) remember(family rules.Family, seen map[Place]nftSeen) {
 var errOther = errors.New("not as it was")
 
 // probeUnchanged probes the places, if all are unchanged since their last probe. Otherwise it
-// returns an error and no result.
+// returns an error and no result, and probe reads the chains.
 func (r nftReader) probeUnchanged(family rules.Family, places []Place) (Probed, error) {
 	known, ok := r.memory.recall(family, places)
 	if !ok {
@@ -100,7 +102,8 @@ func (r nftReader) probeUnchanged(family rules.Family, places []Place) (Probed, 
 	return probed, nil
 }
 
-// askUse returns the question for the number of rules in a chain and of jumps to it.
+// askUse returns the question for the number of rules in a chain and of jumps to it, which look
+// notes and questions compare. An error of check becomes the error of Ask.
 func askUse(place Place, check func(use uint32) error) nft.Question {
 	return nft.Question{
 		Ask: unix.NFT_MSG_GETCHAIN, Want: unix.NFT_MSG_NEWCHAIN,
@@ -116,6 +119,7 @@ func askUse(place Place, check func(use uint32) error) nft.Question {
 }
 
 // questions returns the questions whether the chain still has as many rules, and the marks.
+// remember prepares them for the next probe, and probeUnchanged sends them.
 func (s nftSeen) questions(place Place) []nft.Question {
 	table := nft.StringAttr{Kind: unix.NFTA_RULE_TABLE, Value: place.Table}
 	all := []nft.Question{askUse(place, func(use uint32) error {
@@ -132,7 +136,7 @@ func (s nftSeen) questions(place Place) []nft.Question {
 	return all
 }
 
-// check reports whether the answer is the remembered rule.
+// check reports whether the answer is the remembered rule; errOther makes probe read the chain.
 func (m nftMark) check(data []byte) error {
 	got, err := nft.ParseRule(data)
 	if err != nil {

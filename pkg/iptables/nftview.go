@@ -16,7 +16,8 @@ type tableView struct {
 	order    []string     // the names of the user's chains, sorted; nil if not known
 }
 
-// added notes a new user's chain.
+// added notes a new user's chain, for Reshaped: the next Snapshot builds the table again,
+// without sorting all names.
 func (v *tableView) added(chain string) {
 	v.reshaped = true
 	if at, found := slices.BinarySearch(v.order, chain); v.order != nil && !found {
@@ -24,7 +25,8 @@ func (v *tableView) added(chain string) {
 	}
 }
 
-// removed notes that a chain was deleted.
+// removed notes that a chain was deleted, for Reshaped. The next Snapshot builds the table
+// again.
 func (v *tableView) removed(chain string) {
 	v.reshaped = true
 	if at, found := slices.BinarySearch(v.order, chain); found {
@@ -32,7 +34,8 @@ func (v *tableView) removed(chain string) {
 	}
 }
 
-// show returns a table as iptables-save prints it.
+// show returns a table as iptables-save prints it, for a Snapshot. A table without a change
+// since the last one is the same pointer.
 func (f *familyText) show(name rules.TableName, t *tableText) *rules.Table {
 	v := &t.view
 	switch {
@@ -53,7 +56,7 @@ func (f *familyText) show(name rules.TableName, t *tableText) *rules.Table {
 }
 
 // build builds a table in the order of iptables-save: first all built-in chains, even missing
-// ones, then the user's by name.
+// ones, then the user's by name. show calls it if the set of chains has changed.
 func (f *familyText) build(name rules.TableName, t *tableText) *rules.Table {
 	v := &t.view
 	if v.order == nil {
@@ -76,8 +79,8 @@ func (f *familyText) build(name rules.TableName, t *tableText) *rules.Table {
 	return built
 }
 
-// showChain returns a chain as iptables-save prints it. A chain that iptables cannot print
-// because of its priority is shown with its rules; see shifted.
+// showChain returns a chain as iptables-save prints it, for show and build. A chain that
+// iptables cannot print because of its priority is shown with its rules; see shifted.
 func (f *familyText) showChain(table rules.TableName, t *tableText, name string) rules.Chain {
 	p := Place{Table: table, Chain: name}
 	c := f.raw.Chain(p)
@@ -96,7 +99,8 @@ func (f *familyText) showChain(table rules.TableName, t *tableText, name string)
 	return chain
 }
 
-// policyOf returns iptables' name for the policy of a chain with a built-in chain's name.
+// policyOf returns iptables' name for the policy of a chain with a built-in chain's name and a
+// hook, for showChain.
 func policyOf(c *nft.MirrorChain) string {
 	if c.Base.Policy == nfAccept {
 		return "ACCEPT"

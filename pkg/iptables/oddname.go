@@ -12,8 +12,9 @@ import (
 // back differently. A name with a space in it is two words. extensions.go has the offsets of the
 // names.
 
-// oddExtension returns the reason why a rule with this extension has no text that may be written
-// back, or "".
+// oddExtension returns the reason why a rule with this extension has no text that may be
+// written back, or "". The rule is then opaque (ruleShape.odd). data are those behind the
+// extension's head.
 func oddExtension(name string, revision byte, data []byte) string {
 	texts, known := extensions[name]
 	if !known {
@@ -41,8 +42,8 @@ func oddExtension(name string, revision byte, data []byte) string {
 	return ""
 }
 
-// oddShift checks the target CONNMARK (struct xt_connmark_tginfo2). iptables prints nothing for
-// a shift by 0 to the right, as for no shift.
+// oddShift checks the target CONNMARK (struct xt_connmark_tginfo2) for oddExtension. iptables
+// prints nothing for a shift by 0 to the right, as for no shift.
 func oddShift(data []byte) string {
 	const rightAt, bitsAt = 12, 13
 	if len(data) > bitsAt && data[rightAt] != 0 && data[bitsAt] == 0 {
@@ -51,7 +52,8 @@ func oddShift(data []byte) string {
 	return ""
 }
 
-// oddName returns the reason why a name without quotes reads back as another one, or "".
+// oddName returns the reason why a name without quotes reads back as another one, or "". The
+// reason is the end of a sentence that begins with the kind of name.
 func oddName(name string) string {
 	switch {
 	case strings.ContainsFunc(name, func(c rune) bool { return c <= ' ' || c == 0x7f }):
@@ -66,9 +68,9 @@ func oddName(name string) string {
 
 func isControl(c rune) bool { return c < ' ' && c != '\t' || c == 0x7f }
 
-// oddPattern checks the match "string" (struct xt_string_info). iptables prints a pattern in
-// quotes and escapes the quotes in it, but no backslash (print_string in libxt_string.c of
-// 1.8.9).
+// oddPattern checks the match "string" (struct xt_string_info) for oddExtension. iptables
+// prints a pattern in quotes and escapes the quotes in it, but no backslash (print_string in
+// libxt_string.c of 1.8.9).
 func oddPattern(data []byte) string {
 	const patternAt, lengthAt = 20, 148
 	if len(data) <= lengthAt {
@@ -85,8 +87,9 @@ func oddPattern(data []byte) string {
 	return ""
 }
 
-// oddRun looks for text with a space or a quote in the data of an unknown extension. Three
-// characters count as a text although addresses have four bytes: in doubt, the rule is odd.
+// oddRun looks for text with a space or a quote in the data of an extension that oddExtension
+// does not know. Three characters count as a text although addresses have four bytes: in doubt,
+// the rule is odd.
 func oddRun(name string, data []byte) string {
 	const least = 3
 	for len(data) > 0 {

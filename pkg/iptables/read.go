@@ -41,8 +41,9 @@ func (k *Kernel) walk(ctx context.Context, family rules.Family) (xtFamily, error
 	return k.reader.(xtReader).read(ctx, family, k.words[family], k.budgets[family])
 }
 
-// spell returns the walked family as a Snapshot. It learns printed texts only if the xtables
-// lock is held. Without the lock, the rules could change and change back between two walks.
+// spell returns the walked family as a Snapshot, for Read and a Session's Read. It learns
+// printed texts only if the xtables lock is held (locked). Without the lock, the rules could
+// change and change back between two walks.
 func (k *Kernel) spell(ctx context.Context, family rules.Family, seen xtFamily, locked bool) (Snapshot, error) {
 	words := k.words[family]
 	if k.budgets[family].shed() { // the cache and words have texts of rules that are left out by now
@@ -57,7 +58,8 @@ func (k *Kernel) spell(ctx context.Context, family rules.Family, seen xtFamily, 
 }
 
 // save executes iptables-save and returns the parsed output, without the rules of chains that
-// are left out. It parses during the output, so that the text is nowhere kept as a whole.
+// are left out. printWalked calls it on legacy for unknown texts. It parses during the output,
+// so that the text is nowhere kept as a whole.
 func (k *Kernel) save(ctx context.Context, family rules.Family) (rules.Ruleset, map[rules.TableName]error, error) {
 	out := k.budgets[family].places()
 	left := func(t rules.TableName, chain string, _ int) bool { return out[Place{Table: t, Chain: chain}] }

@@ -35,8 +35,8 @@ type cachedTable struct {
 
 func newReadCache() *readCache { return &readCache{tables: map[cachePlace]cachedTable{}} }
 
-// known returns a function for rules.ParseSome that returns a table as it was read before, or
-// nil.
+// known returns a function that returns a table as it was read before, or nil. rules.ParseSome
+// and xtLexicon.ruleset take unchanged chains from that table.
 func (s *readCache) known(family rules.Family) func(rules.TableName) *rules.Table {
 	return func(table rules.TableName) *rules.Table {
 		s.mu.Lock()
@@ -50,7 +50,8 @@ func (s *readCache) chain(family rules.Family, p Place) *rules.Chain {
 	return s.known(family)(p.Table).Chain(p.Chain)
 }
 
-// drop forgets a family's tables, which may hold chains that are left out by now.
+// drop forgets a family's tables, which may hold chains that are left out by now. A read calls
+// it after budget.shed, to free their memory.
 func (s *readCache) drop(family rules.Family) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -12,7 +12,8 @@ import (
 )
 
 // restore feeds input to one "iptables-restore --noflush". After its start it has its own
-// deadline and ignores ctx: a killed restore leaves some tables written and others not.
+// deadline and ignores ctx: a killed restore leaves some tables written and others not. A
+// refusal is a *RestoreError.
 //
 // It always passes -w. Without it, legacy 1.8.9 waits for ever for the private lock, which
 // another child of canaryd may hold.
@@ -51,7 +52,8 @@ func (k *Kernel) restore(ctx context.Context, family rules.Family, input io.Writ
 	return Refusal(filepath.Base(path), res.exit, res.stderr)
 }
 
-// Refusal returns the meaning of a program's exit code and last words.
+// Refusal returns the error for a program that refused a restore, by its exit code and its
+// complaints.
 func Refusal(program string, exit int, stderr []byte) *RestoreError {
 	reason, line := classify(string(stderr))
 	return &RestoreError{Program: program, Exit: exit, Reason: reason, Line: line, Stderr: firstLines(stderr)}
@@ -64,7 +66,8 @@ func (k *Kernel) waitSeconds() string {
 // Scripts are the input of one iptables-restore.
 type Scripts []Script
 
-// WriteTo implements io.WriterTo.
+// WriteTo implements io.WriterTo: it writes one script after the other, as command.feed reads
+// them.
 func (t Scripts) WriteTo(out io.Writer) (int64, error) {
 	var written int64
 	for i := range t {
@@ -77,8 +80,8 @@ func (t Scripts) WriteTo(out io.Writer) (int64, error) {
 	return written, nil
 }
 
-// checkText refuses scripts that contain a rule without a text. Such a rule could not be written
-// by its bytes, and nothing of the scripts is written.
+// checkText refuses scripts that contain a rule without a text; restore and writeRest call it
+// first. Such a rule could not be written by its bytes, and nothing of the scripts is written.
 func (t Scripts) checkText(program string) *RestoreError {
 	for i := range t {
 		if s := t[i].textless(); s != nil {
@@ -89,7 +92,8 @@ func (t Scripts) checkText(program string) *RestoreError {
 	return nil
 }
 
-// textless returns the first step whose rule has no text, nil if there is none.
+// textless returns the first step whose rule has no text, nil if there is none. Only a script
+// without such a step can be text for iptables-restore.
 func (s *Script) textless() *Step {
 	for i := range s.Steps {
 		step := &s.Steps[i]
@@ -100,10 +104,10 @@ func (s *Script) textless() *Step {
 	return nil
 }
 
-// commits counts the scripts that write anything. On nft each of them is at most one commit.
-// iptables-nft-restore sends one batch at each COMMIT line, and none if there is nothing in it
-// (1.8.9). A script that only declares chains that are empty already makes no commit, so the
-// count is an upper bound.
+// commits counts the scripts that write anything. restoreByText takes more commits than that
+// for another process's. iptables-nft-restore sends one batch at each COMMIT line, and none if
+// there is nothing in it (1.8.9). Declaring empty chains makes none, so the count is an upper
+// bound.
 func (t Scripts) commits() uint32 {
 	var n uint32
 	for i := range t {

@@ -81,6 +81,7 @@ type scriptWriter struct {
 	written int64
 }
 
+// words writes words one after the other, for WriteTo and step.
 func (w *scriptWriter) words(words ...string) {
 	for _, word := range words {
 		n, _ := w.buf.WriteString(word)
@@ -88,6 +89,7 @@ func (w *scriptWriter) words(words ...string) {
 	}
 }
 
+// step writes the line of one step, for WriteTo.
 func (w *scriptWriter) step(s *Step) {
 	w.words("-", string(s.Verb), " ", s.Chain)
 	if s.Index > 0 {

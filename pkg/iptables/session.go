@@ -47,7 +47,8 @@ type session struct {
 	closed bool
 }
 
-// readBy reads a family by the function read, and notes its digest.
+// readBy reads a family for Read of both kinds of Session, and notes its digest for the next
+// guard. Moved is set if another process wrote since the noted one, or a failure forgot that.
 func (s *session) readBy(ctx context.Context, family rules.Family, read func(context.Context, rules.Family) (Snapshot, error)) (Snapshot, error) {
 	if s.closed {
 		return Snapshot{}, ErrClosed
@@ -63,6 +64,7 @@ func (s *session) readBy(ctx context.Context, family rules.Family, read func(con
 	return snapshot, nil
 }
 
+// Close implements Session. On legacy it releases the xtables lock.
 func (s *session) Close() error {
 	if s.closed {
 		return nil
@@ -74,7 +76,7 @@ func (s *session) Close() error {
 	return unix.Close(s.lock)
 }
 
-// now returns the current digest.
+// now returns the current digest for guard and check; ErrClosed after Close.
 func (s *session) now(ctx context.Context, family rules.Family) (uint64, error) {
 	if s.closed {
 		return 0, ErrClosed
@@ -85,7 +87,8 @@ func (s *session) now(ctx context.Context, family rules.Family) (uint64, error) 
 	return s.kernel.reader.digest(ctx, family)
 }
 
-// guard returns the current digest, or ErrStale if it is not the noted one.
+// guard returns the current digest, or ErrStale if it is not the noted one: another process
+// wrote since the last Read or Restore. A Restore calls it right before it writes.
 func (s *session) guard(ctx context.Context, family rules.Family) (uint64, error) {
 	got, err := s.now(ctx, family)
 	if err != nil {
@@ -144,7 +147,7 @@ func (s *genidSession) Carry(r *Rider) {
 	s.rider = &copied
 }
 
-// Close implements Session.
+// Close implements Session. It also ends the encoding that Prepare began.
 func (s *genidSession) Close() error {
 	s.ahead.stop()
 	s.ahead = nil
@@ -166,8 +169,8 @@ func (s *genidSession) RestoreAnyway(ctx context.Context, payloads ...Payload) m
 	return written
 }
 
-// writeAll writes one payload after the other. Each is encoded while the kernel handles the one
-// before, unless Prepare did it.
+// writeAll writes one payload after the other, for Restore and RestoreAnyway (anyway). Each is
+// encoded while the kernel handles the one before, unless Prepare did it.
 func (s *genidSession) writeAll(ctx context.Context, payloads []Payload, anyway bool) map[rules.Family]Written {
 	ahead := s.ahead
 	s.ahead = nil
@@ -188,9 +191,9 @@ func (s *genidSession) writeAll(ctx context.Context, payloads []Payload, anyway 
 	})
 }
 
-// write writes the directly writable part of all families in one transaction, and then each
-// family's rest as text. rides lets the rider join the transaction. anyway ignores writes since
-// the read.
+// write writes one payload: the directly writable part of all families in one transaction, then
+// each family's rest as text. encode makes the batch, or returns a prepared one. rides lets the
+// rider join the transaction. anyway ignores writes since the read.
 func (s *genidSession) write(ctx context.Context, payload Payload, encode func(Payload) *directBatch, rides, anyway bool) map[rules.Family]Written {
 	written, due := make(map[rules.Family]Written, len(payload)), Payload{}
 	var genid uint64
@@ -244,7 +247,7 @@ func (s *genidSession) write(ctx context.Context, payload Payload, encode func(P
 	return written
 }
 
-// check returns the genid if it is the noted one. With anyway it notes the current one.
+// check is guard for write and writeRest; with anyway it notes and returns the current genid.
 func (s *genidSession) check(ctx context.Context, family rules.Family, anyway bool) (uint64, error) {
 	if !anyway {
 		return s.guard(ctx, family)
@@ -274,8 +277,9 @@ func (s *genidSession) writeDirectly(batch *directBatch, due Payload, genid uint
 	return direct
 }
 
-// writeRest writes scripts as text, for the reason detour. If the family's other tables were
-// just written, a stale read is found too late, and counts as raced.
+// writeRest writes as text the scripts that the transaction left out, for the reason detour.
+// begun reports that the transaction wrote other tables of the family. Then a stale read is
+// found too late, and counts as raced.
 func (s *genidSession) writeRest(ctx context.Context, family rules.Family, scripts []Script, detour error, begun bool) Written {
 	if err := Scripts(scripts).checkText("nf_tables"); err != nil {
 		err.Stderr = oneLine([]error{detour, errors.New(err.Stderr)}).Error()
@@ -304,7 +308,7 @@ func (s *genidSession) writeRest(ctx context.Context, family rules.Family, scrip
 	return w
 }
 
-// moved notes that canaryd's own commits moved the genid.
+// moved adds canaryd's own commits to the noted genids, which the next guard compares.
 func (s *genidSession) moved(by uint32) {
 	if s.rider != nil {
 		s.rider.Genid += by
@@ -410,7 +414,8 @@ func (s *contentSession) RestoreAnyway(ctx context.Context, payloads ...Payload)
 	})
 }
 
-// write writes one family and notes its content afterwards.
+// write writes one family for Restore and RestoreAnyway, and notes its content for the next
+// guard and Read. exact has, by index, the scripts to write by bytes (lookExactly).
 func (s *contentSession) write(ctx context.Context, family rules.Family, scripts []Script, exact map[int]*exactWrite) Written {
 	delete(s.noted, family)
 	delete(s.left, family)
@@ -433,7 +438,7 @@ func (s *contentSession) write(ctx context.Context, family rules.Family, scripts
 	return Written{Raced: raced, At: at}
 }
 
-// Close implements Session.
+// Close implements Session. Later reads show texts of the rules that it wrote by bytes.
 func (s *contentSession) Close() error {
 	if !s.closed {
 		for _, words := range s.kernel.words {

@@ -48,7 +48,8 @@ type setNumbers struct {
 
 var errSetAnswer = errors.New("ipset's answer cannot be read")
 
-// name returns the name of the set of that number.
+// name returns the name of the set of that number, for nameSets. The question fails on kernels
+// before Linux 4.20: then it uses getsockopt. The error is ErrNoSet if there is no such set.
 func (s *setNumbers) name(number uint16) (string, error) {
 	value, err := s.ask(setGetByIndex, setAttrIndex|unix.NLA_F_NET_BYTEORDER, binary.BigEndian.AppendUint16(nil, number), setAttrName)
 	if err != nil && !errors.Is(err, ErrNoSet) {
@@ -66,7 +67,8 @@ func (s *setNumbers) name(number uint16) (string, error) {
 	return name, nil
 }
 
-// number returns the number of the set of that name.
+// number returns the number of the set of that name, for usedNumbers. Like name, it falls back
+// to getsockopt. The error is ErrNoSet if there is no such set.
 func (s *setNumbers) number(name string) (uint16, error) {
 	if name == "" || len(name) > maxSetName {
 		return 0, fmt.Errorf("%w: no ipset can have the name %q", ErrNoSet, name)
@@ -86,7 +88,7 @@ func (s *setNumbers) number(name string) (uint16, error) {
 	return binary.BigEndian.Uint16(value), nil
 }
 
-// names returns the names of all sets.
+// names returns the names of all sets, for Sets.Names.
 func (s *setNumbers) names() ([]string, error) {
 	flags := nft.AppendAttr(setRequest(), setAttrFlags|unix.NLA_F_NET_BYTEORDER, binary.BigEndian.AppendUint32(nil, setListNames), 0)
 	answers, err := s.execute(setList, netlink.Request|netlink.Dump, flags)
@@ -102,7 +104,9 @@ func (s *setNumbers) names() ([]string, error) {
 	return names, nil
 }
 
-// ask sends one question and returns an attribute of the answer.
+// ask sends one question and returns the attribute wanted of the answer, for name and number.
+// command is the question; attr and value say which set. The error is ErrNoSet if there is
+// none.
 func (s *setNumbers) ask(command int, attr uint16, value []byte, wanted uint16) ([]byte, error) {
 	// The kernel acknowledges only on request, but always reports an error.
 	answers, err := s.execute(command, netlink.Request, nft.AppendAttr(setRequest(), attr, value, 0))
@@ -144,6 +148,7 @@ func (s *setNumbers) execute(command int, flags netlink.HeaderFlags, data []byte
 	return answers, err
 }
 
+// close closes the socket, if one is open. The next question opens another.
 func (s *setNumbers) close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -162,7 +167,8 @@ type usedNumbers struct {
 	used  map[string]uint16
 }
 
-// name returns the name of the set of that number.
+// name returns the name of the set of that number, for tablePlan.load; an error
+// (errNotPortable) on a Kernel without a setIndex.
 func (u *usedNumbers) name(number uint16) (string, error) {
 	if u == nil || u.index == nil {
 		return "", errNotPortable
@@ -170,7 +176,8 @@ func (u *usedNumbers) name(number uint16) (string, error) {
 	return u.index.name(number)
 }
 
-// number returns the number of a set, which it reads once.
+// number returns the number of a set for a rule in the batch (writeRule). It reads the number
+// once, and notes it for current. Several goroutines call it.
 func (u *usedNumbers) number(name string) (uint16, error) {
 	if u == nil || u.index == nil {
 		return 0, fmt.Errorf("ipset %q %w", name, errNotPortable)
@@ -190,8 +197,9 @@ func (u *usedNumbers) number(name string) (uint16, error) {
 	return n, err
 }
 
-// current reports whether all sets still have the used numbers. A batch may wait for a flusher
-// for seconds, and a set that is made again meanwhile moves no genid.
+// current reports whether all sets still have the used numbers. If not, sendDirectly encodes
+// again, or takes a refusal for stale. A batch may wait for a flusher for seconds, and a set
+// that is made again meanwhile moves no genid.
 func (u *usedNumbers) current() bool {
 	if u == nil {
 		return true

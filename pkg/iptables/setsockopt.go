@@ -20,7 +20,8 @@ const (
 	setOptionContentAt = 8  // struct ip_set_req_get_set: the operation, the version, a name or a number
 )
 
-// askSetOption sends one question. The content is read and overwritten.
+// askSetOption sends one question (IP_SET_OP_GET_*) about a set. content has the name or number
+// behind the question's head, and is overwritten by the answer.
 func askSetOption(operation uint32, content []byte) error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -36,7 +37,8 @@ func askSetOption(operation uint32, content []byte) error {
 	return nil
 }
 
-// setNameByOption returns the name of the set of that number.
+// setNameByOption returns the name of the set of that number, or ErrNoSet. setNumbers.name
+// calls it if netlink gave no answer.
 func setNameByOption(number uint16) (string, error) {
 	content := make([]byte, maxSetName+1)
 	binary.NativeEndian.PutUint16(content, number)
@@ -50,7 +52,8 @@ func setNameByOption(number uint16) (string, error) {
 	return name, nil
 }
 
-// setNumberByOption returns the number of the set of that name.
+// setNumberByOption returns the number of the set of that name, or ErrNoSet. setNumbers.number
+// calls it if netlink gave no answer.
 func setNumberByOption(name string) (uint16, error) {
 	content := make([]byte, maxSetName+1)
 	copy(content, name)

@@ -38,7 +38,8 @@ type ruleShape struct {
 
 var errPair = errors.New("the text is of another rule")
 
-// agrees returns the reason why a text is not this rule's, or nil.
+// agrees returns the reason why a text is not this rule's, or nil. doubt makes the rule opaque
+// then, and untried does not try the text.
 func (s *ruleShape) agrees(rule rules.Rule) error {
 	if s.odd != "" {
 		return fmt.Errorf("%w: %s", errPair, s.odd)
@@ -74,8 +75,9 @@ func isPrinted(printed, iface string, every bool) bool {
 	return printed == iface || every && printed == "+"
 }
 
-// readPrinted reads the words of a rule as iptables prints it: first options of no extension,
-// then the matches, then the target.
+// readPrinted reads the words of a rule as iptables prints it, for agrees: first options of no
+// extension, then the matches, then the target. Of the shape it sets interfaces, matches and
+// comments.
 func readPrinted(words []string) ruleShape {
 	var s ruleShape
 	i := 0
@@ -96,8 +98,9 @@ func readPrinted(words []string) ruleShape {
 	return s
 }
 
-// readMatches reads the words behind the options of no extension. iptables never prints such an
-// option here; it makes the interfaces differ.
+// readMatches adds the matches and comments before the target, for readPrinted. iptables prints
+// -i and -o before all matches, so here they are part of a name with spaces. It adds them to
+// the interfaces, so that agrees refuses the text.
 func (s ruleShape) readMatches(words []string) ruleShape {
 	for i := 0; i+1 < len(words); i++ {
 		switch words[i] {
@@ -120,8 +123,9 @@ func (s ruleShape) readMatches(words []string) ruleShape {
 	return s
 }
 
-// interfaceName returns the name of an interface as iptables prints it. It sets odd if iptables
-// would read back another name.
+// interfaceName returns the name of an interface as iptables prints it. whole says that the
+// name does not continue with +. It sets odd, if that is "" yet, if iptables would read back
+// another name: then the rule has no text. printedInterface calls it.
 func interfaceName(value []byte, whole bool, odd *string) string {
 	bare := string(nft.UntilNUL(value))
 	name := bare

@@ -9,7 +9,8 @@ import (
 )
 
 // InStages calls write for each family of each payload, in their fixed order, and returns all
-// results. A family for which write fails has no later turn.
+// results. A family for which write fails has no later turn. Restores on legacy use it, because
+// one iptables-restore writes one family.
 func InStages(payloads []Payload, write func(rules.Family, []Script) Written) map[rules.Family]Written {
 	return EachStage(payloads, func(_ int, p Payload) map[rules.Family]Written {
 		written := make(map[rules.Family]Written, len(p))
@@ -20,8 +21,9 @@ func InStages(payloads []Payload, write func(rules.Family, []Script) Written) ma
 	})
 }
 
-// EachStage calls write for one payload after the other, without the families for which it
-// failed before, and joins its results.
+// EachStage calls write for one payload after the other, and joins its results by family. A
+// payload lacks the families for which write failed before. Restores on nft use it, because one
+// transaction writes all families.
 func EachStage(payloads []Payload, write func(stage int, p Payload) map[rules.Family]Written) map[rules.Family]Written {
 	all := map[rules.Family]Written{}
 	for _, p := range payloads {
@@ -47,7 +49,7 @@ func EachStage(payloads []Payload, write func(stage int, p Payload) map[rules.Fa
 	return all
 }
 
-// then returns a family's result after one more payload.
+// then returns a family's result after one more payload; EachStage joins results by it.
 func (w Written) then(next Written) Written {
 	w.Raced, w.Err = w.Raced || next.Raced, next.Err
 	w.At, w.Kernel = next.At, w.Kernel+next.Kernel
@@ -67,6 +69,7 @@ type encodedAhead struct {
 	ended    chan struct{} // closed when nothing more will be encoded
 }
 
+// encodeAhead returns the batches of payloads; begin starts to encode them.
 func (k *Kernel) encodeAhead(payloads []Payload) *encodedAhead {
 	e := &encodedAhead{kernel: k, payloads: payloads, ended: make(chan struct{})}
 	for range payloads {
@@ -75,7 +78,8 @@ func (k *Kernel) encodeAhead(payloads []Payload) *encodedAhead {
 	return e
 }
 
-// of reports whether the batches belong to payloads, with exactly the same scripts.
+// of reports whether the batches belong to payloads, with exactly the same scripts. Otherwise
+// writeAll stops the encoding, and begins another. e may be nil.
 func (e *encodedAhead) of(payloads []Payload) bool {
 	return e != nil && slices.EqualFunc(e.payloads, payloads, func(a, b Payload) bool {
 		return maps.EqualFunc(a, b, func(a, b []Script) bool {
@@ -109,7 +113,8 @@ func (e *encodedAhead) begin() {
 	}()
 }
 
-// batch returns the batch of a stage, once. due may be less than the stage's payload.
+// batch waits for the batch of a stage and returns it, once; write gets it by encode. due has
+// fewer families than the stage's payload if some failed: then it encodes due now.
 func (e *encodedAhead) batch(stage int, due Payload) *directBatch {
 	e.begin()
 	if b := <-e.batches[stage]; len(due) == len(e.payloads[stage]) {
@@ -118,7 +123,8 @@ func (e *encodedAhead) batch(stage int, due Payload) *directBatch {
 	return e.kernel.encode(due)
 }
 
-// stop cancels all payloads that are not encoded yet, and waits for the current one.
+// stop cancels all payloads that are not encoded yet, and waits for the current one, which
+// still uses the connection. e may be nil. Close, Prepare and writeAll call it.
 func (e *encodedAhead) stop() {
 	if e == nil || !e.begun {
 		return

@@ -38,7 +38,7 @@ type tools struct {
 	missing                 error // why they cannot be executed; then they are names without paths
 }
 
-// familyPrefix returns the prefix of the family's programs and proc files.
+// familyPrefix returns the prefix of the family's programs and proc files: "ip" or "ip6".
 func familyPrefix(family rules.Family) string {
 	if family == rules.IPv6 {
 		return "ip6"
@@ -67,6 +67,7 @@ func findTools(ctx context.Context, backend Backend, family rules.Family) (tools
 	return found, nil
 }
 
+// packageHint returns the names of the distributions' packages, for the error of findTools.
 func packageHint(backend Backend) string {
 	if backend == NFT {
 		return "Fedora, RHEL: \"iptables-nft\""
@@ -74,8 +75,8 @@ func packageHint(backend Backend) string {
 	return "Fedora: \"iptables-legacy\""
 }
 
-// lookUp returns the program's absolute path, or "". It also searches root's folders, which a
-// service manager or an unprivileged shell may leave out.
+// lookUp returns the absolute path of a program (iptables, ipset), or "". It also searches
+// root's folders, which a service manager or an unprivileged shell may leave out.
 func lookUp(name string) string {
 	dirs := append(filepath.SplitList(os.Getenv("PATH")), "/usr/sbin", "/sbin")
 	for _, dir := range dirs {
@@ -89,8 +90,8 @@ func lookUp(name string) string {
 	return ""
 }
 
-// backendOf queries a program with a plain name for its backend. Versions before 1.8 do not name
-// it and are legacy.
+// backendOf queries a program with a plain name for its backend, for findTools; "" if it cannot
+// be executed. Versions before 1.8 do not name it and are legacy.
 func backendOf(ctx context.Context, path string) Backend {
 	res, err := command{path: path, args: []string{"--version"}, timeout: versionTimeout}.run(ctx)
 	if err != nil || res.exit != 0 {
@@ -105,9 +106,9 @@ func backendOf(ctx context.Context, path string) Backend {
 // askLockWait is for the private lock, in seconds, which only canaryd's own restores take.
 const askLockWait = 5
 
-// inspect has go-iptables query a program for its version, for which iptables-nft needs netlink,
-// and for --random-fully. go-iptables drops the program's complaints, so inspect executes a
-// failed program again.
+// inspect has go-iptables query a program for its version, for which iptables-nft needs
+// netlink, and for --random-fully; Kernel.inspect calls it. go-iptables drops the program's
+// complaints, so inspect executes a failed program again.
 func inspect(ctx context.Context, path string, family rules.Family) (v version, randomFully bool, err error) {
 	proto := goiptables.ProtocolIPv4
 	if family == rules.IPv6 {
@@ -131,7 +132,7 @@ func inspect(ctx context.Context, path string, family rules.Family) (v version, 
 		"allow them (seccomp, SELinux, systemd's RestrictAddressFamilies=), or use --backend=legacy: %w", exitError(path, res))
 }
 
-// checkVersion refuses a version that canaryd cannot work with safely.
+// checkVersion refuses a version that canaryd cannot work with safely: Open fails.
 func checkVersion(backend Backend, v version) error {
 	if backend == Legacy && v.before(movableLock) {
 		return fmt.Errorf("iptables-legacy %v cannot move its lock (XTABLES_LOCKFILE): upgrade iptables to %v or later", v, movableLock)
@@ -139,14 +140,16 @@ func checkVersion(backend Backend, v version) error {
 	return nil
 }
 
-// isPermissionText reports whether a program's complaint is about privileges.
+// isPermissionText reports whether a program's complaint is about privileges, which then is
+// nft.ErrPermission (exitError), and no fault of a rule (classify).
 func isPermissionText(stderr string) bool {
 	return strings.Contains(stderr, "Permission denied") ||
 		strings.Contains(stderr, "Operation not permitted") ||
 		strings.Contains(stderr, "you must be root")
 }
 
-// exitError describes a child that ended with an exit code other than 0.
+// exitError describes a child that ended with an exit code other than 0, as one line. It is
+// nft.ErrPermission if the child lacked privileges.
 func exitError(path string, res result) error {
 	text := strings.TrimSpace(string(res.stderr))
 	err := errors.New(strings.Join(strings.Fields(text), " "))

@@ -87,6 +87,7 @@ func openXT(family rules.Family) (*xtSocket, error) {
 	return s, nil
 }
 
+// close closes the socket and the open list of tables.
 func (s *xtSocket) close() error {
 	err := unix.Close(s.fd)
 	s.namesMu.Lock()
@@ -97,8 +98,10 @@ func (s *xtSocket) close() error {
 	return err
 }
 
-// check sends GET_INFO with a wrong length. The kernel checks privileges first, and the length
-// before the table's name. So EINVAL means that queries are allowed, and nothing is created.
+// check finds out whether the kernel answers questions about legacy tables, for openXT and
+// countLegacy. It sends GET_INFO with a wrong length. The kernel checks privileges first, and
+// the length before the table's name: EINVAL means that queries are allowed, and nothing is
+// created.
 func (s *xtSocket) check() error {
 	var one [1]byte
 	_, err := s.getsockopt(soGetInfo, one[:])
@@ -116,8 +119,8 @@ func (s *xtSocket) check() error {
 	return s.wrap("asking for the legacy tables", err)
 }
 
-// tables lists the existing legacy tables, sorted. GET_INFO for a table that is not listed would
-// create it.
+// tables lists the existing legacy tables, sorted; none if x_tables is not loaded. Every read
+// begins with it, because GET_INFO for a table that is not listed would create it.
 func (s *xtSocket) tables() ([]rules.TableName, error) {
 	text, err := s.readNames()
 	if errors.Is(err, os.ErrNotExist) {
@@ -158,7 +161,8 @@ func (s *xtSocket) readNames() ([]byte, error) {
 	return again()
 }
 
-// info returns the shape of a listed table.
+// info returns the shape of a listed table (GET_INFO). For a table that is not listed, the
+// question would create it.
 func (s *xtSocket) info(table rules.TableName) (xtInfo, error) {
 	var info xtInfo
 	copy(info.raw[:xtTableNameLen-1], table)
@@ -197,8 +201,9 @@ func (s *xtSocket) shapes(f func(rules.TableName, xtInfo)) error {
 	return nil
 }
 
-// readsEntries returns the reason why this program cannot read a table's entries, or nil. For a
-// 386 program the kernel aligns to 4 bytes where it aligns to 8 for others.
+// readsEntries returns the reason why this program cannot read a table's entries, or nil. Open
+// refuses such a program. For a 386 program the kernel aligns to 4 bytes where it aligns to 8
+// for others.
 func readsEntries() error {
 	if runtime.GOARCH == "386" {
 		return errors.New("a 386 program reads other structures of x_tables than its kernel writes: use a program of the kernel's own architecture, or --backend=nft")
@@ -206,8 +211,9 @@ func readsEntries() error {
 	return nil
 }
 
-// walk calls f with the entries of the wanted listed tables; nil wants all. A query for a table
-// that is not listed would create it.
+// walk calls f with the entries of the wanted listed tables; nil wants all. Reads, probes and
+// the count of rules use it. The bytes are valid until f returns. A query for a table that is
+// not listed would create it.
 func (s *xtSocket) walk(ctx context.Context, wanted func(rules.TableName) bool, f func(rules.TableName, xtInfo, []byte) error) error {
 	tables, err := s.tables()
 	if err != nil {
@@ -228,8 +234,10 @@ func (s *xtSocket) walk(ctx context.Context, wanted func(rules.TableName) bool, 
 	return nil
 }
 
-// entries calls f with all entries of a listed table, and with the table's shape. The bytes are
-// valid, and may be written to, until f returns.
+// entries calls f with all entries of a listed table, and with the table's shape. Walks use it,
+// and exactWrite before it changes a table. It reads again while the table changes; if the
+// table never rests, the error wraps unix.EAGAIN. f may use and change the bytes until it
+// returns.
 func (s *xtSocket) entries(table rules.TableName, f func(xtInfo, []byte) error) error {
 	if err := readsEntries(); err != nil {
 		return s.wrap(fmt.Sprintf("reading table %s", table), err)
@@ -268,7 +276,9 @@ func (s *xtSocket) entries(table rules.TableName, f func(xtInfo, []byte) error) 
 // 30 s.
 const keptBuffer = 256 << 10
 
-// readEntries sends GET_ENTRIES and calls f with the entries. s.mu is held.
+// readEntries sends GET_ENTRIES and calls f with the entries; entries calls it. size is the
+// table's, in bytes, from GET_INFO: if it changed since, the error is unix.EAGAIN. s.mu is
+// held.
 func (s *xtSocket) readEntries(table rules.TableName, size uint32, f func([]byte) error) error {
 	if size > maxEntriesSize {
 		return fmt.Errorf("table of %d bytes is too large", size)
@@ -303,6 +313,8 @@ func (s *xtSocket) readEntries(table rules.TableName, size uint32, f func([]byte
 	return f(buf[xtEntriesHeadLen:])
 }
 
+// wrap adds the question to an error. Callers decide by nft.ErrPermission (no privileges) and
+// errNoLegacy (no x_tables). Any other error means that the content is unknown.
 func (s *xtSocket) wrap(doing string, err error) error {
 	switch {
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):

@@ -7,8 +7,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// weigh decides which chains are left out, before a family is read. The kernel's sizes of the
-// tables are enough while everything fits.
+// weigh decides which chains are left out, before read walks a family. The kernel's sizes of
+// the tables are enough while everything fits and no chain is left out.
 func (r xtReader) weigh(ctx context.Context, family rules.Family, b *budget) error {
 	s := r.sockets[family]
 	most := 0 // in units
@@ -28,7 +28,7 @@ func (r xtReader) weigh(ctx context.Context, family rules.Family, b *budget) err
 	return err
 }
 
-// weighTable notes the weight of each chain of a table.
+// weighTable notes in all the weight of each chain of a table, for weigh.
 func weighTable(family rules.Family, table rules.TableName, info xtInfo, data []byte, all map[Place]nft.Weight) error {
 	var here Place
 	var now nft.Weight

@@ -101,7 +101,8 @@ func takeApart(family rules.Family, info xtInfo, data []byte) (*xtContent, error
 	return c, c.direct(starts)
 }
 
-// direct notes the chains that the rules jump to.
+// direct notes the chains that the rules jump to, in place of offsets; takeApart calls it.
+// starts has the names of chains by the offset of their first rule.
 func (c *xtContent) direct(starts map[int]string) error {
 	for _, chain := range c.chains {
 		for i := range chain.rules {
@@ -126,7 +127,7 @@ func (c *xtContent) entry(piece xtPiece) xtEntry {
 	return e
 }
 
-// chain returns the chain of that name, or nil.
+// chain returns the chain of that name, or nil; apply and declare change it.
 func (c *xtContent) chain(name string) *xtPieces {
 	for _, chain := range c.chains {
 		if chain.name == name {
@@ -136,7 +137,8 @@ func (c *xtContent) chain(name string) *xtPieces {
 	return nil
 }
 
-// remove removes a user's chain, with all its rules. Jumps to it must be removed, too.
+// remove removes and returns a user's chain, with all its rules; nil if there is none. Jumps to
+// it must be removed, too. look and place take TextChain out by it, and apply drops chains.
 func (c *xtContent) remove(name string) *xtPieces {
 	at := slices.IndexFunc(c.chains, func(chain *xtPieces) bool { return chain.name == name && chain.head != nil })
 	if at < 0 {
@@ -148,6 +150,7 @@ func (c *xtContent) remove(name string) *xtPieces {
 }
 
 // says returns the meaning of a piece: its bytes without counts and offsets, and its goal.
+// Equal meanings are one rule for a Delete (apply) and for sum.
 func (c *xtContent) says(piece xtPiece) []byte {
 	plain := bytes.Clone(piece.bytes)
 	c.layout.mask(plain)
@@ -164,7 +167,8 @@ func (c *xtContent) says(piece xtPiece) []byte {
 	return append(plain, piece.goal...)
 }
 
-// sum returns a checksum of the table's whole content.
+// sum returns a checksum of the table's whole content, without counts. look notes it, and place
+// compares it, to find a write of a process that ignores the lock.
 func (c *xtContent) sum() uint64 {
 	sum := newChecksum()
 	for _, chain := range c.chains {
@@ -180,7 +184,8 @@ func (c *xtContent) sum() uint64 {
 // errScript: a step of a script cannot be done.
 var errScript = errors.New("the script does not fit the table")
 
-// declare empties a user's chain, or makes one in the form of the chain like.
+// declare empties a user's chain, or makes one whose head and tail are copies of like's. place
+// calls it for each chain of Declare; like is TextChain.
 func (c *xtContent) declare(name string, like *xtPieces) error {
 	if len(name) >= xtExtNameLen {
 		return fmt.Errorf("%w: the name of chain %s is too long", errScript, name)
@@ -203,7 +208,8 @@ func (c *xtContent) declare(name string, like *xtPieces) error {
 	return nil
 }
 
-// apply does one step. rule is its rule's piece, if it has a rule.
+// apply does one step; place calls it. rule is its rule's piece, zero if it has no rule. After
+// an error (errScript) the table is not replaced, and the script is refused.
 func (c *xtContent) apply(step *Step, rule xtPiece) error {
 	chain := c.chain(step.Chain)
 	if chain == nil {
@@ -239,14 +245,16 @@ func (c *xtContent) apply(step *Step, rule xtPiece) error {
 	return fmt.Errorf("%w: -%c %s %d cannot be done", errScript, step.Verb, step.Chain, step.Index)
 }
 
-// leads reports whether a rule jumps to the chain.
+// leads reports whether a rule jumps to the chain: then apply does not drop it.
 func (c *xtContent) leads(to string) bool {
 	return slices.ContainsFunc(c.chains, func(chain *xtPieces) bool {
 		return slices.ContainsFunc(chain.rules, func(p xtPiece) bool { return p.goal == to })
 	})
 }
 
-// join returns the table's current shape and entries, and for each entry its former number.
+// join returns the changed table's shape and entries, for replace. For each entry, was has its
+// number in the read table, or -1: replace gives it the counts of that entry. It is an error if
+// a rule jumps to a missing chain.
 func (c *xtContent) join() (info xtInfo, data []byte, was []int, err error) {
 	info = c.info
 	starts, at, pieces := map[string]int{}, 0, []xtPiece{}
@@ -290,7 +298,8 @@ func (c *xtContent) join() (info xtInfo, data []byte, was []int, err error) {
 	return info, data, was, nil
 }
 
-// newPiece returns the piece of an opaque rule; false if its bytes make no entry.
+// newPiece returns the piece of an opaque rule, for stage and keyOf. It is false if its bytes
+// make no entry, or if it names an ipset.
 func newPiece(family rules.Family, rule rules.Rule) (xtPiece, bool) {
 	entry, goal, sets, ok := rule.Bytes()
 	layout := xtLayoutOf(family)
@@ -317,7 +326,8 @@ func newPiece(family rules.Family, rule rules.Rule) (xtPiece, bool) {
 	return piece, true
 }
 
-// verdictNumber returns the verdict of that name, as verdictName names it; 0 for another name.
+// verdictNumber returns the verdict of that name, as verdictName names it, for newPiece; 0 for
+// another name, such as a chain's.
 func verdictNumber(name string) int32 {
 	for _, verdict := range []int32{-1, -2, -5} {
 		if verdictName(int(verdict)) == name {

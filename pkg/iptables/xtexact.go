@@ -23,8 +23,9 @@ import (
 // iptables-legacy reads all rules of its table and writes them back. Only numbers of kernel
 // objects may become wrong through a flush, so a rule with such a number has no bytes here.
 
-// exactBytes returns the bytes for writing a rule again: all but the verdict. It is false if the
-// bytes alone do not determine the rule's effect, or if an extension is not iptables'.
+// exactBytes returns the bytes for writing a rule again: all but the verdict. goal is the
+// target that its text must have. It is false if the bytes alone do not determine the rule's
+// effect, or if an extension is not iptables'. keepBytes calls it.
 func (r xtRule) exactBytes(goal string) (entry []byte, ok bool) {
 	e := r.entry
 	if e.isStandard && (len(e.target) != xtStandardLen || r.target && goal == "") {
@@ -46,7 +47,9 @@ func (r xtRule) exactBytes(goal string) (entry []byte, ok bool) {
 	return e.whole, true
 }
 
-// keepBytes stores the bytes of a rule that may turn out to have no text.
+// keepBytes stores the bytes of a rule that may turn out to have no text; shapes calls it.
+// opaque then returns the rule with its bytes, so that a replay can write it. goal is the
+// target that its text must have.
 func (s *ruleShape) keepBytes(r xtRule, goal string) {
 	const long = 4096 // fewer bytes of plain extensions have a text that iptables-restore reads
 	isText := !slices.ContainsFunc(s.comments, func(comment string) bool { return !utf8.ValidString(comment) })
@@ -67,8 +70,9 @@ func (s *contentSession) Writes(rule rules.Rule) bool {
 	return !opaque || rule.HasBytes() && s.kernel.cfg.writesBytes()
 }
 
-// lookExactly returns, by their indexes, the scripts that must be written by bytes. It notes the
-// content of their tables.
+// lookExactly returns, by their indexes, the scripts that must be written by bytes. It notes
+// the content of their tables, before the guard of a Restore, so that place finds any later
+// write. It returns nil if this Kernel writes no bytes.
 func (s *contentSession) lookExactly(ctx context.Context, family rules.Family, scripts []Script) (map[int]*exactWrite, error) {
 	if s.closed || !s.kernel.cfg.writesBytes() {
 		return nil, nil
@@ -89,8 +93,9 @@ func (s *contentSession) lookExactly(ctx context.Context, family rules.Family, s
 	return exact, nil
 }
 
-// restore writes scripts of one family, table by table. After the first write, a stale read is
-// found too late, and counts as raced.
+// restore writes scripts of one family, table by table, for write. exact has, by index, the
+// scripts to write by bytes. iptables-restore writes the others. After the first write, a stale
+// read is found too late, and counts as raced.
 func (s *contentSession) restore(ctx context.Context, family rules.Family, scripts []Script, exact map[int]*exactWrite) (raced bool, err error) {
 	var text Scripts
 	wrote := map[rules.TableName]bool{}
@@ -125,7 +130,8 @@ func (s *contentSession) restore(ctx context.Context, family rules.Family, scrip
 	return raced, s.kernel.restore(ctx, family, text)
 }
 
-// noteExact notes the rules that a script has written by their bytes.
+// noteExact notes the rules that a script writes by their bytes. Until forgetExact, reads show
+// them without a text, because the proof looks for the planned rules.
 func (l *xtLexicon) noteExact(family rules.Family, script *Script) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -146,7 +152,8 @@ func (l *xtLexicon) noteExact(family rules.Family, script *Script) {
 	}
 }
 
-// keyOf returns the key of an opaque rule in force; false if it has no bytes.
+// keyOf returns the key under which a walk names an opaque rule in force; false if it has no
+// bytes. Text finds the rule's text by it, and noteExact notes it.
 func (l *xtLexicon) keyOf(family rules.Family, rule rules.Rule) (xtKey, bool) {
 	piece, ok := newPiece(family, rule)
 	if !ok {
@@ -176,7 +183,7 @@ func (s *contentSession) Text(family rules.Family, rule rules.Rule) rules.Rule {
 	return rule
 }
 
-// forgetExact ends the effect of noteExact.
+// forgetExact ends the effect of noteExact, when the Session is closed.
 func (l *xtLexicon) forgetExact() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -250,7 +257,9 @@ func (w *exactWrite) refusal(text string, textless bool) *RestoreError {
 	return &RestoreError{Program: "x_tables", Reason: ReasonOther, Textless: textless, Stderr: text}
 }
 
-// look notes the content of the table.
+// look notes the chains of the table and a checksum of its content, for stage and place.
+// lookExactly calls it, and restore once more if an earlier script wrote the table. A table
+// that does not exist has the sum 0.
 func (w *exactWrite) look() error {
 	w.chains = map[string]bool{}
 	for _, name := range w.script.Declare {
@@ -274,8 +283,9 @@ func (w *exactWrite) look() error {
 	})
 }
 
-// stage returns the script that writes the rules with a text. A rule may jump to a chain that
-// does not exist yet: here it jumps to its own chain instead.
+// stage returns the script that writes the rules with a text to TextChain; write executes it. A
+// rule may jump to a chain that does not exist yet: here it jumps to its own chain instead. The
+// error refuses the script: a rule has neither a text nor bytes.
 func (w *exactWrite) stage() (Script, error) {
 	stage := Script{Table: w.script.Table, Declare: []string{TextChain}}
 	w.pieces, w.jumps = make([]xtPiece, len(w.script.Steps)), map[int]bool{}
@@ -303,7 +313,9 @@ func (w *exactWrite) stage() (Script, error) {
 	return stage, nil
 }
 
-// place changes the table that was read, and immediately replaces it.
+// place changes the table that was read, and immediately replaces it; write calls it with a
+// fresh read. It returns nft.ErrStale if another process wrote since look; with anyway, only if
+// one wrote since the read.
 func (w *exactWrite) place(info xtInfo, data []byte) error {
 	content, err := takeApart(w.family, info, data)
 	if err != nil {

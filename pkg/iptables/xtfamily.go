@@ -31,7 +31,7 @@ type xtChain struct {
 	out    bool // left out: the table's rules lack those of this chain
 }
 
-// names returns the rules of the i-th chain.
+// names returns the names of the rules of the i-th chain, none for one that is left out.
 func (t *xtTable) names(i int) []xtName {
 	first := 0
 	if i > 0 {
@@ -40,7 +40,8 @@ func (t *xtTable) names(i int) []xtName {
 	return t.rules[first:t.chains[i].end]
 }
 
-// read walks every listed table and names all rules, except in chains that are left out.
+// read walks every listed table and names all rules, except in chains that the budget leaves
+// out. Kernel.walk calls it for each full read. The texts of the names are found later (spell).
 func (r xtReader) read(ctx context.Context, family rules.Family, l *xtLexicon, b *budget) (xtFamily, error) {
 	if err := r.weigh(ctx, family, b); err != nil {
 		return xtFamily{}, err
@@ -103,8 +104,9 @@ func nameTable(family rules.Family, name rules.TableName, info xtInfo, data []by
 	return t, t.shapes(family, info, data, l)
 }
 
-// shapes notes the facts in the bytes of rules without a known text. A rule that cannot have a
-// text, whatever iptables prints, is known at once.
+// shapes notes the facts in the bytes of rules without a known text; nameTable calls it. The
+// printed texts are checked against these facts. A rule that cannot have a text, whatever
+// iptables prints, is known at once.
 func (t *xtTable) shapes(family rules.Family, info xtInfo, data []byte, l *xtLexicon) error {
 	if !slices.ContainsFunc(t.rules, func(n xtName) bool { return !l.knows(n.key) }) {
 		return nil
@@ -135,7 +137,8 @@ func (t *xtTable) shapes(family rules.Family, info xtInfo, data []byte, l *xtLex
 	})
 }
 
-// direct finds the chains that rules jump to.
+// direct finds the chains that rules jump to, and makes them part of the rules' keys; nameTable
+// calls it. A rule that jumps elsewhere gets no key, so that no text is stored for it.
 func (t *xtTable) direct(l *xtLexicon) {
 	hashes := make([]xtKey, len(t.chains))
 	for i, c := range t.chains {
@@ -195,8 +198,9 @@ func (l *xtLexicon) ruleset(f xtFamily, earlier func(rules.TableName) *rules.Tab
 	return set, true
 }
 
-// rules returns the texts of a chain's rules, if all of them are known. exact has the rules that
-// were written by their bytes. Call it locked.
+// rules returns the texts of a chain's rules, if all of them are known; ruleset calls it. exact
+// has the rules that were written by their bytes. If nothing differs from before, the chain's
+// last read (nil if none), it returns that slice. Call it locked.
 func (l *xtLexicon) rules(names []xtName, exact map[xtKey]rules.Rule, before *rules.Chain, now uint32) ([]rules.Rule, bool) {
 	if len(names) == 0 {
 		return nil, true
@@ -227,7 +231,7 @@ func (l *xtLexicon) rules(names []xtName, exact map[xtKey]rules.Rule, before *ru
 }
 
 // policyName returns a built-in chain's policy, or "" for a user's chain, which ends in RETURN.
-// It is false for any other end.
+// It is false for any other end: then iptables-save has to print the tables.
 func (c xtChain) policyName(table rules.TableName) (string, bool) {
 	name := verdictName(c.policy)
 	if rules.Builtin(table, c.name) {

@@ -69,7 +69,9 @@ func newXTLexicon(trials bool) *xtLexicon {
 	return &xtLexicon{start: time.Now(), trials: trials, made: map[rules.Key]xtMade{}, seeds: [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()}}
 }
 
-// name names a rule. The target of a jump is added later, by direct.
+// name names a rule of a walk, so that its text can be found; nameTable calls it. The target of
+// a jump is added later, by direct. A zero key means that the bytes alone do not determine the
+// rule's meaning, so that no text is stored for it.
 func (l *xtLexicon) name(r xtRule) xtName {
 	name, whole := xtName{}, r.entry.whole
 	switch {
@@ -112,6 +114,7 @@ func (l *xtLexicon) hashBytes(b []byte) xtKey {
 	return xtKey{maphash.Bytes(l.seeds[0], b), maphash.Bytes(l.seeds[1], b)}
 }
 
+// with returns the key of a rule from the hash of its bytes and the hash of its target.
 func (k xtKey) with(goal xtKey) xtKey {
 	for i := range k {
 		k[i] ^= bits.RotateLeft64(goal[i], 17)
@@ -119,14 +122,17 @@ func (k xtKey) with(goal xtKey) xtKey {
 	return k
 }
 
-// know notes a rule with a certain meaning, such as a mark.
+// know notes a rule with a certain meaning: a mark, or a rule that cannot have a text.
+// nameTable and shapes call it, so that nothing needs to be printed for the rule.
 func (l *xtLexicon) know(name xtName, rule rules.Rule) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.learnRule(name, rule)
 }
 
-// rule returns the text of a rule, if it is known. Call it locked.
+// rule returns the text of a rule, or its opaque form. It is false if iptables has to print the
+// rule: its text is unknown or not certain, or a doubt is older than doubtFor. now is the time
+// in seconds since l.start. Call it locked.
 func (l *xtLexicon) rule(key xtKey, now uint32) (rules.Rule, bool) {
 	w := l.find(key)
 	if w == nil || w.fickle || w.doubted > 0 && now >= w.doubted+uint32(doubtFor/time.Second) {
@@ -136,6 +142,7 @@ func (l *xtLexicon) rule(key xtKey, now uint32) (rules.Rule, bool) {
 	return w.rule, true
 }
 
+// find returns the word of a rule, nil if there is none or the key is zero. Call it locked.
 func (l *xtLexicon) find(key xtKey) *xtWord {
 	n := l.byKey.Find(key[0], func(n uint32) bool { return l.words[n-1].key == key })
 	if n == 0 || key == (xtKey{}) {
@@ -144,8 +151,9 @@ func (l *xtLexicon) find(key xtKey) *xtWord {
 	return &l.words[n-1]
 }
 
-// learnRule notes the text that was printed for a rule. It refuses a text with another comment
-// or target. Call it locked.
+// learnRule notes the text that was printed for a rule, for learn and know. It refuses a text
+// with another comment or target. A rule that was printed in two ways becomes fickle, and is
+// printed at each read. Call it locked.
 func (l *xtLexicon) learnRule(name xtName, rule rules.Rule) {
 	reason, opaque := rule.Opaque()
 	w := l.find(name.key)
@@ -168,7 +176,8 @@ func (l *xtLexicon) learnRule(name xtName, rule rules.Rule) {
 	}
 }
 
-// word returns a new word for a rule.
+// word returns a new word for a rule; learnRule stores it. A rule that is opaque only because
+// of its printed text counts as doubted, and is printed again after doubtFor.
 func (l *xtLexicon) word(name xtName, rule rules.Rule) xtWord {
 	w := xtWord{key: name.key, rule: rule, met: l.now()}
 	if name.shape != nil {
@@ -180,19 +189,22 @@ func (l *xtLexicon) word(name xtName, rule rules.Rule) xtWord {
 	return w
 }
 
-// hashShape returns the hashes of a shape for a word.
+// hashShape returns the hashes of a shape for a word. differs compares them, to find out
+// whether two rules with one text are the same rule.
 func (l *xtLexicon) hashShape(s *ruleShape) (base, kinds uint32) {
 	return uint32(maphash.Bytes(l.seeds[0], s.base)) | 1, uint32(maphash.Bytes(l.seeds[0], s.kinds))
 }
 
-// contentOf returns a key of a rule's bytes without the indexes of its ipsets.
+// contentOf returns a key of a rule's bytes without the indexes of its ipsets, for the shape of
+// a rule that has no other key. Trials compare it.
 func (l *xtLexicon) contentOf(r xtRule, goal string) xtKey {
 	return l.hashBytes(r.withoutIndexes()).with(l.hash(goal))
 }
 
-// doubt returns the reason why a text is not a rule's, or "". Two rules with different targets,
-// interfaces or addresses cannot have the same text. With a wrong text, canaryd would put back
-// one rule for the other, and the equal text would pass as a proof. Call it locked.
+// doubt returns the reason why a text is not a rule's, or "". The rule is then opaque (verify,
+// learnRule). Two rules with different targets, interfaces or addresses cannot have the same
+// text. With a wrong text, canaryd would put back one rule for the other, and the equal text
+// would pass as a proof. Call it locked.
 func (l *xtLexicon) doubt(name xtName, rule rules.Rule) string {
 	if reason, opaque := rule.Opaque(); opaque {
 		return reason
@@ -209,7 +221,8 @@ func (l *xtLexicon) doubt(name xtName, rule rules.Rule) string {
 	return ""
 }
 
-// index makes the word with that number findable for find and findKey.
+// index makes the word with that number findable for find and findKey. learnRule and forget
+// call it after they appended the word.
 func (l *xtLexicon) index(number uint32) {
 	w := &l.words[number-1]
 	if l.find(w.key) != w {
@@ -220,7 +233,8 @@ func (l *xtLexicon) index(number uint32) {
 	}
 }
 
-// findKey returns the first word of a rule with this Key.
+// findKey returns the first word of a rule with this Key, nil if there is none. Another rule
+// with the same text is a reason for a doubt or a trial. Call it locked.
 func (l *xtLexicon) findKey(key rules.Key) *xtWord {
 	n := l.byText.Find(l.hash(string(key))[0], func(n uint32) bool { return l.words[n-1].rule.Key() == key })
 	if n == 0 {
@@ -229,7 +243,8 @@ func (l *xtLexicon) findKey(key rules.Key) *xtWord {
 	return &l.words[n-1]
 }
 
-// agrees checks the facts that are known without understanding the rule.
+// agrees reports whether a text has the target and the comment of the named rule. doubt calls
+// it for a rule without a shape.
 func (l *xtLexicon) agrees(name xtName, rule rules.Rule) bool {
 	if name.goal != rule.Target && !(name.goal == "CT" && rule.Target == "NOTRACK") { // two words for one
 		return false
@@ -241,7 +256,8 @@ func (l *xtLexicon) agrees(name xtName, rule rules.Rule) bool {
 	return name.comment == l.commentHash([]byte(comment))
 }
 
-// knows reports whether a rule's text is known, or its lack of a certain text.
+// knows reports whether a rule's text is known, or its lack of a certain text. Any other rule
+// needs a shape, against which its printed text is checked (shapes).
 func (l *xtLexicon) knows(key xtKey) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -249,7 +265,8 @@ func (l *xtLexicon) knows(key xtKey) bool {
 }
 
 // learn pairs rules with the texts that were printed for the same rules. It skips texts that do
-// not fit.
+// not fit. spellOut calls it only under the xtables lock, and if the tables did not change
+// meanwhile: another rule's text would be learned otherwise.
 func (l *xtLexicon) learn(walked xtFamily, printed rules.Ruleset) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -267,22 +284,24 @@ func (l *xtLexicon) learn(walked xtFamily, printed rules.Ruleset) {
 	l.forgetUnused()
 }
 
-// purge forgets all rules that were not used since that second, such as rules of chains that are
-// now left out.
+// purge forgets all rules that were not used since that second (see second), such as rules of
+// chains that are now left out. spell calls it after such a change.
 func (l *xtLexicon) purge(since uint32) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.forget(int64(since))
 }
 
-// second returns the current time for purge.
+// second returns the current time for purge, in seconds since l.start. spell takes it before it
+// looks up the rules that are still used.
 func (l *xtLexicon) second() uint32 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.now()
 }
 
-// forgetUnused drops words that were not used for long, once they may be half of all.
+// forgetUnused drops words that were not used for long, once they may be half of all; learn
+// calls it. Call it locked.
 func (l *xtLexicon) forgetUnused() {
 	if len(l.words) <= max(2*l.small, fewEntries) {
 		return
@@ -290,7 +309,8 @@ func (l *xtLexicon) forgetUnused() {
 	l.forget(int64(l.now()) - int64(remember/time.Second))
 }
 
-// forget drops all words that were last used before that second. Call it locked.
+// forget drops all words that were last used before that second, also results of trials. purge
+// and forgetUnused call it, locked.
 func (l *xtLexicon) forget(horizon int64) {
 	old := l.words
 	l.words, l.byKey, l.byText = nil, nft.Index{}, nft.Index{}

@@ -66,7 +66,8 @@ var (
 	}
 )
 
-// plain reports whether iptables prints everything in the rule's bytes.
+// plain reports whether iptables prints everything in the rule's bytes; shape notes it. If not,
+// another rule may have the same text, so that canaryd tries the text before it trusts it.
 func (r xtRule) plain(family rules.Family) bool {
 	plain := r.entry.plainHead(family)
 	r.entry.eachMatch(func(m []byte) {
@@ -85,7 +86,8 @@ func kindOf(ext []byte) xtKind { return xtKind{string(extName(ext)), ext[xtExtDa
 // The conditions that an entry may invert; IPT_INV_* of linux/netfilter_ipv4/ip_tables.h.
 const viaIn, viaOut, source, destination, fragment, proto = 1, 2, 8, 16, 32, 64
 
-// plainHead reports whether iptables prints all of an entry's struct ipt_ip or ip6t_ip6.
+// plainHead reports whether iptables prints all of an entry's struct ipt_ip or ip6t_ip6:
+// addresses, interfaces, protocol and flags. plain calls it.
 func (e xtEntry) plainHead(family rules.Family) bool {
 	at, whole := xtLayoutOf(family), e.whole
 	addressLen := 4
@@ -120,7 +122,8 @@ func (e xtEntry) plainHead(family rules.Family) bool {
 }
 
 // plainInterface reports whether an interface is printed in full: a name, or the beginning of a
-// name and a +, with zeros behind.
+// name and a +, with zeros behind. inverted says that the entry inverts it: an inverted empty
+// name is not printed in full. plainHead calls it.
 func (e xtEntry) plainInterface(nameAt, maskAt int, inverted bool) bool {
 	name, mask := e.whole[nameAt:nameAt+xtInterfaceLen], e.whole[maskAt:maskAt+xtInterfaceLen]
 	n := 0
@@ -139,6 +142,7 @@ func allZero(b []byte) bool { return len(bytes.Trim(b, "\x00")) == 0 }
 // xtData are an extension's data. Data that are too short are never plain.
 type xtData []byte
 
+// byte returns a byte of the data; 0xff if the data are too short, as u16 does.
 func (d xtData) byte(at int) byte {
 	if at >= len(d) {
 		return 0xff
@@ -163,6 +167,7 @@ func (d xtData) port(at int) uint16 {
 	return binary.BigEndian.Uint16(d[at:])
 }
 
+// u32 is u16 for four bytes, with 0xffffffff for data that are too short.
 func (d xtData) u32(at int) uint32 {
 	if at+4 > len(d) {
 		return 0xffffffff
@@ -182,8 +187,8 @@ func (d xtData) text(from, to int) bool {
 // pointer of the kernel, which the kernel clears for readers.
 func plainAccount(d xtData, _ rules.Family) bool { return d.text(0, 32) && d.zero(32, len(d)) }
 
-// ports reports whether iptables prints two ranges of ports at 0 and 4, with flags that invert
-// them. It does not print an inverted range of all ports.
+// ports reports whether iptables prints two ranges of ports at 0 and 4 in full, for tcp and
+// udp. The byte at flagsAt inverts them. An inverted range of all ports is not printed.
 func (d xtData) ports(flagsAt int) bool {
 	flags := d.byte(flagsAt)
 	for i, inverted := range [2]byte{1, 2} {
@@ -195,7 +200,8 @@ func (d xtData) ports(flagsAt int) bool {
 	return flags&^3 == 0
 }
 
-// plainTCP reads struct xt_tcp.
+// plainTCP reports whether iptables prints all of struct xt_tcp: ports and flags, but no
+// option. xtRule.plain calls it; after false, canaryd tries the rule's text.
 func plainTCP(d xtData, _ rules.Family) bool {
 	const inverted, all = 4, 0x3f
 	flags := d.byte(11)
@@ -224,7 +230,8 @@ func plainMultiport(d xtData, _ rules.Family) bool {
 	return d.zero(48, len(d))
 }
 
-// plainConntrack reads struct xt_conntrack_mtinfo3, and accepts only states.
+// plainConntrack reports whether iptables prints all of struct xt_conntrack_mtinfo3. It accepts
+// only states. xtRule.plain calls it; after false, canaryd tries the rule's text.
 func plainConntrack(d xtData, _ rules.Family) bool {
 	const flagsAt, inverseAt, stateAt, state, alias = 146, 148, 150, 1, 1 << 13
 	known := uint16(0x1cf) // INVALID, ESTABLISHED, RELATED, NEW, SNAT, DNAT, UNTRACKED
@@ -236,16 +243,17 @@ func plainConntrack(d xtData, _ rules.Family) bool {
 		d.zero(0, flagsAt) && d.zero(stateAt+2, len(d))
 }
 
-// plainAddrtype reads struct xt_addrtype_info_v1.
+// plainAddrtype reports whether iptables prints all of struct xt_addrtype_info_v1. xtRule.plain
+// calls it; after false, canaryd tries the rule's text.
 func plainAddrtype(d xtData, _ rules.Family) bool {
 	source, destination, flags := d.u16(0), d.u16(2), d.u32(4)
 	return source < 1<<12 && destination < 1<<12 && flags < 16 && (flags&1 == 0 || source != 0) && (flags&2 == 0 || destination != 0) &&
 		d.zero(8, len(d))
 }
 
-// plainStatistic reads struct xt_statistic_info. iptables prints a probability with eleven
-// digits, more than its 31 bits have. In either mode iptables sets the counter as in the other
-// mode.
+// plainStatistic reports whether iptables prints all of struct xt_statistic_info; after false,
+// canaryd tries the rule's text. A probability has eleven printed digits, more than its 31 bits
+// have. In either mode iptables sets the counter as in the other mode.
 func plainStatistic(d xtData, _ rules.Family) bool {
 	const random, nth = 0, 1
 	probability, packet := d.u32(4), d.u32(8)
@@ -253,7 +261,8 @@ func plainStatistic(d xtData, _ rules.Family) bool {
 	return counts && (d.u16(0) == random && packet == 0 && probability <= 1<<31 || d.u16(0) == nth && packet <= probability && probability > 0)
 }
 
-// plainSCTP reads struct xt_sctp_info, and accepts only ports.
+// plainSCTP reports whether iptables prints all of struct xt_sctp_info. It accepts only ports.
+// xtRule.plain calls it; after false, canaryd tries the rule's text.
 func plainSCTP(d xtData, _ rules.Family) bool {
 	const flagsAt, inverseAt = 284, 288
 	flags := d.u32(flagsAt)
@@ -275,7 +284,8 @@ func plainSCTP(d xtData, _ rules.Family) bool {
 	return d.zero(280, flagsAt) && d.zero(inverseAt+4, len(d))
 }
 
-// plainRecent reads struct xt_recent_mtinfo_v1.
+// plainRecent reports whether iptables prints all of struct xt_recent_mtinfo_v1, which must
+// have exactly one action. xtRule.plain calls it; after false, canaryd tries the rule's text.
 func plainRecent(d xtData, family rules.Family) bool {
 	const check, set, update, remove, ttl, reap = 1, 2, 4, 8, 16, 32
 	const nameAt, sideAt, maskAt, end = 10, 210, 212, 228
@@ -294,15 +304,17 @@ func plainRecent(d xtData, family rules.Family) bool {
 	return d[9] <= 1 && d[nameAt] != 0 && d.text(nameAt, sideAt) && d[sideAt] <= 1 && d.zero(sideAt+1, maskAt) && d.zero(maskAt+maskLen, len(d))
 }
 
-// plainSet reads struct xt_set_info; counters behind it are not plain. The set's number is the
-// kernel's, so the text identifies the set.
+// plainSet reports whether iptables prints all of struct xt_set_info; counters behind it are
+// not plain. After false, canaryd tries the rule's text. The set's number is the kernel's, so
+// the text identifies the set.
 func plainSet(d xtData, _ rules.Family) bool {
 	const inverted = 1
 	dimensions, flags := d.byte(2), d.byte(3)
 	return dimensions >= 1 && dimensions <= 6 && flags&^inverted>>(dimensions+1) == 0 && d.zero(4, len(d))
 }
 
-// plainReject reads REJECT's answer. Other answers have no name in some version.
+// plainReject reports whether all versions of iptables have a name for REJECT's answer.
+// xtRule.plain calls it; after false, canaryd tries the rule's text.
 func plainReject(d xtData, family rules.Family) bool {
 	with := d.u32(0)
 	if family == rules.IPv6 {
@@ -321,7 +333,9 @@ const (
 	natToOne       = natAddresses | natPorts | natRandom | natPersistent
 )
 
-// natRange reads struct nf_nat_range or, if it is compact, nf_nat_ipv4_multi_range_compat.
+// natRange reports whether iptables prints all of a nat target's range. The range is a struct
+// nf_nat_range or, if compact, nf_nat_ipv4_multi_range_compat. may has the flags that the
+// target prints (NF_NAT_RANGE_*). plainTargets uses it.
 func (d xtData) natRange(compact bool, may uint32) bool {
 	addressLen := 16
 	if compact {

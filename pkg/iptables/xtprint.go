@@ -47,9 +47,10 @@ var (
 	errName  = errors.New("iptables does not take its chain's name")
 )
 
-// print calls f with each of these rules of a table, or with the reason why it has no text. One
-// process prints several rules at once. Each rule takes at least one line, so equal numbers of
-// lines and rules mean one line for each. Otherwise print halves the list.
+// print calls f with each of these rules of a table, or with the reason why it has no text;
+// printUnknown calls it. One process prints several rules at once. Each rule takes at least one
+// line, so equal numbers of lines and rules mean one line for each. Otherwise print halves the
+// list.
 func (p printer) print(ctx context.Context, family rules.Family, table rules.TableName, wanted []ruleAt, f func(ruleAt, rules.Rule, error)) error {
 	wanted = slices.DeleteFunc(slices.Clone(wanted), func(r ruleAt) bool {
 		if printableName(r.chain) {
@@ -92,7 +93,7 @@ func (p printer) print(ctx context.Context, family rules.Family, table rules.Tab
 }
 
 // printableName reports whether a chain's name is certainly read as one name in a line for
-// iptables-restore.
+// iptables-restore. The rules of any other chain are not printed, and are opaque.
 func printableName(name string) bool {
 	if name == "" || len(name) > rules.MaxName || strings.ContainsAny(name[:1], "-!#") {
 		return false
@@ -110,7 +111,8 @@ func printableName(name string) bool {
 const noSuchChain = "canaryd-no-such-chain"
 
 // list has one iptables-restore execute a "-S CHAIN NUMBER" for each rule, and then a line that
-// fails, so that nothing is written.
+// fails, so that nothing is written. print calls it, and parseListing judges the output: the
+// exit code means nothing.
 func (p printer) list(ctx context.Context, family rules.Family, table rules.TableName, wanted []ruleAt) (result, error) {
 	var script strings.Builder
 	fmt.Fprintf(&script, "*%s\n", table)
@@ -126,8 +128,8 @@ func (p printer) list(ctx context.Context, family rules.Family, table rules.Tabl
 	return res, err
 }
 
-// parseListing reads the printed lines of these rules. whole reports that each rule has one
-// line.
+// parseListing reads the printed lines of these rules, for print. whole reports that each rule
+// has one line; otherwise printed is of no use.
 func parseListing(text []byte, wanted []ruleAt) (printed []rules.Rule, whole bool) {
 	for line := range bytes.Lines(text) {
 		if len(printed) == len(wanted) {

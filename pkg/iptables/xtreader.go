@@ -15,6 +15,7 @@ import (
 // An xtReader reads legacy x_tables through one socket for each open family.
 type xtReader struct{ sockets map[rules.Family]*xtSocket }
 
+// close closes all sockets.
 func (r xtReader) close() error {
 	var err error
 	for _, s := range r.sockets {
@@ -23,7 +24,8 @@ func (r xtReader) close() error {
 	return err
 }
 
-// stamp hashes GET_INFO of the listed tables: counts, size and hooks.
+// stamp hashes GET_INFO of the listed tables: counts, size and hooks. It implements reader, for
+// Kernel.Stamp; it reads no rule.
 func (r xtReader) stamp(_ context.Context, family rules.Family) (Stamp, error) {
 	var stamp Stamp
 	sum := fnv.New64a()
@@ -47,7 +49,8 @@ func (r xtReader) digest(ctx context.Context, family rules.Family) (uint64, erro
 	return probed.Digest, err
 }
 
-// probe walks every listed table, because the digest covers all of them.
+// probe walks every listed table, because the digest covers all of them. It implements reader,
+// for Kernel.Probe; digest calls it without places.
 func (r xtReader) probe(ctx context.Context, family rules.Family, places []Place) (Probed, error) {
 	p := newXTProbe(family, places)
 	err := r.sockets[family].walk(ctx, nil, p.table)
@@ -57,7 +60,8 @@ func (r xtReader) probe(ctx context.Context, family rules.Family, places []Place
 	return p.probed(), nil
 }
 
-// probeOnly walks the listed tables of the places.
+// probeOnly walks only the listed tables of the places, for Kernel.ProbeOnly. A place whose
+// table is not listed has NoTable.
 func (r xtReader) probeOnly(ctx context.Context, family rules.Family, places []Place) (map[Place]Holding, error) {
 	p := newXTProbe(family, places)
 	err := r.sockets[family].walk(ctx, func(table rules.TableName) bool {
@@ -85,7 +89,8 @@ type checksum struct{ high, low uint32 }
 // digest.
 func newChecksum() checksum { return checksum{1, 1} }
 
-// table adds a walked table.
+// table adds a walked table, with its name and its size, to a family's digest. The walk must
+// have masked the counters, or each packet would change the digest.
 func (c *checksum) table(info xtInfo, data []byte) {
 	c.add(info.raw[:xtTableNameLen])
 	c.add(binary.NativeEndian.AppendUint32(nil, uint32(len(data))))
@@ -99,6 +104,8 @@ func (c *checksum) add(data []byte) {
 
 func (c *checksum) value() uint64 { return uint64(c.high)<<32 | uint64(c.low) }
 
+// newXTProbe returns a probe of these places, which has NoTable for each until its table is
+// walked.
 func newXTProbe(family rules.Family, places []Place) *xtProbe {
 	p := &xtProbe{family: family, holdings: make(map[Place]Holding, len(places)), sum: newChecksum()}
 	for _, place := range places {
@@ -107,7 +114,8 @@ func newXTProbe(family rules.Family, places []Place) *xtProbe {
 	return p
 }
 
-// table walks one table. This masks bytes that are not content, and the rest enters the digest.
+// table walks one table for probe and probeOnly, and notes the holdings of the places in it.
+// The walk masks bytes that are not content, and the rest enters the digest.
 func (l *xtProbe) table(table rules.TableName, info xtInfo, data []byte) error {
 	for place, holding := range l.holdings {
 		if place.Table == table {

@@ -26,9 +26,10 @@ const (
 // address of 64 bits.
 func canReplace() bool { return unsafe.Sizeof(uintptr(0)) == 8 }
 
-// replace replaces a whole table or nothing. It adds to each entry the count of the entry with
-// its former number, as iptables-legacy does. The error is nft.ErrStale if the number of entries
-// has changed since the read. The kernel compares nothing else: call it right after the read.
+// replace replaces a whole table or nothing; place calls it. It adds to each entry the count of
+// the entry with its former number (was), as iptables-legacy does. The error is nft.ErrStale if
+// the number of entries has changed since the read (before). The kernel compares nothing else:
+// call it right after the read.
 func (s *xtSocket) replace(before, now xtInfo, entries []byte, was []int) error {
 	counters := make([]byte, int(before.entries)*xtCounterLen)
 	blob := make([]byte, xtReplaceHeadLen, xtReplaceHeadLen+len(entries))
@@ -66,8 +67,8 @@ func (s *xtSocket) replace(before, now xtInfo, entries []byte, was []int) error 
 	return nil
 }
 
-// setsockopt writes to x_tables. It repeats a call after EFAULT, for the same reason as
-// getsockopt; then the kernel has replaced nothing.
+// setsockopt writes to x_tables, for replace. It repeats a call after EFAULT, for the same
+// reason as getsockopt; then the kernel has replaced nothing.
 func (s *xtSocket) setsockopt(option uintptr, buf []byte) (err error) {
 	level := uintptr(unix.IPPROTO_IP)
 	if s.family == rules.IPv6 {

@@ -7,8 +7,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// shape returns the facts in a rule's bytes that its text must have, too. goal is known after
-// the walk of the table.
+// shape collects from a rule's bytes the facts that its text must show; agrees then refuses the
+// text of another rule. A legacy read calls it for rules without a known text (shapes). goal is
+// the target that the text must name: chain, verdict or extension; "" if there is none.
 func (r xtRule) shape(family rules.Family, goal string) *ruleShape {
 	at, e := xtLayoutOf(family), r.entry
 	s := &ruleShape{target: goal, noTarget: !r.target}
@@ -44,8 +45,8 @@ func (r xtRule) shape(family rules.Family, goal string) *ruleShape {
 }
 
 // base returns the facts that all rules of the same text share: addresses, protocol and
-// inversions, interfaces, the names of matches and the target. It omits the data of extensions:
-// another version of iptables has other revisions of them, and prints the same.
+// inversions, interfaces, the names of matches and the target. It omits extensions' data:
+// another version of iptables has other revisions, and prints the same. differs compares it.
 func (r xtRule) base(family rules.Family, s *ruleShape) []byte {
 	whole, at := r.entry.whole, xtLayoutOf(family)
 	base := slices.Concat(whole[:at.in], whole[at.protocol:at.protocol+2], whole[at.inverse:at.inverse+1])
@@ -56,7 +57,8 @@ func (r xtRule) base(family rules.Family, s *ruleShape) []byte {
 }
 
 // printedInterface returns the name of an interface as iptables-legacy prints it (save_iface in
-// iptables.c). It has as many characters as the mask, and a + if the name continues.
+// iptables.c), for shape. It has as many characters as the mask, and a + if the name continues.
+// It sets odd if iptables would read back another name.
 func (e xtEntry) printedInterface(nameAt, maskAt int, odd *string) string {
 	name, mask := e.whole[nameAt:nameAt+xtInterfaceLen], e.whole[maskAt:maskAt+xtInterfaceLen]
 	n := 0
@@ -69,8 +71,8 @@ func (e xtEntry) printedInterface(nameAt, maskAt int, odd *string) string {
 	return interfaceName(name[:n], n == xtInterfaceLen || name[n-1] == 0, odd)
 }
 
-// identity returns the digest that identifies an opaque rule. It omits the offset of a jump,
-// which moves with the rules before it.
+// identity returns the digest that identifies an opaque rule, for its shape. It omits the
+// offset of a jump, which moves with the rules before it, and has goal instead.
 func (r xtRule) identity(goal string) rules.Identity {
 	whole := r.entry.whole
 	if r.entry.isStandard && len(r.entry.target) == xtStandardLen {
@@ -79,8 +81,8 @@ func (r xtRule) identity(goal string) rules.Identity {
 	return rules.IdentityOf(whole, []byte(goal))
 }
 
-// withoutIndexes returns the rule's bytes without the offset of a jump, and without the kernel's
-// numbers of ipsets (struct xt_set_info).
+// withoutIndexes returns the rule's bytes without the offset of a jump, and without the
+// kernel's numbers of ipsets (struct xt_set_info). contentOf identifies a rule by them.
 func (r xtRule) withoutIndexes() []byte {
 	e := r.entry
 	whole := slices.Clone(e.whole)
@@ -108,7 +110,8 @@ func (r xtRule) withoutIndexes() []byte {
 	return whole
 }
 
-// opaque returns the rule without a text, and with its bytes if these can be written.
+// opaque returns the rule without a text, for that reason, and with its bytes if these can be
+// written. Reads show it if no text agrees with the bytes.
 func (s *ruleShape) opaque(reason string) rules.Rule {
 	if s.exact != nil {
 		return rules.OpaqueBytes(s.exact, []byte(s.goal), s.target, reason)

@@ -44,7 +44,8 @@ func (s *xtSocket) getsockopt(option uintptr, buf []byte) (n int, err error) {
 	return n, err
 }
 
-// withoutSignals calls f on a thread whose signals are blocked, and delivered afterwards.
+// withoutSignals calls f on a thread whose signals are blocked, and delivered afterwards. Its
+// error is that of blocking them; f's result stays with the caller.
 func withoutSignals(f func()) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -62,9 +63,10 @@ func withoutSignals(f func()) error {
 	return nil
 }
 
-// getsockopt is the plain system call: package unix has none that fills a byte slice. Linux 4.18
-// with bpfilter, but without its module, returns the result of its call of modprobe (256) and
-// writes nothing. That is no answer, and no empty table.
+// getsockopt is the plain system call: package unix has none that fills a byte slice. It
+// returns the number of written bytes. Linux 4.18 with bpfilter, but without its module,
+// returns the result of its call of modprobe (256) and writes nothing. That is no answer, and
+// no empty table.
 func getsockopt(fd int, level, option uintptr, buf []byte) (int, error) {
 	size := uint32(len(buf))
 	result, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), level, option,

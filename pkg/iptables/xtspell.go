@@ -17,8 +17,9 @@ import (
 // excludes a writer that takes the lock.
 const spellTries = 3
 
-// spellOut returns the walked family as a Snapshot, with the text that iptables prints now. It
-// learns the text if the xtables lock is held.
+// spellOut returns the walked family as a Snapshot, with the text that iptables prints now.
+// spell calls it if a text is not known. It learns the text if the xtables lock is held
+// (locked). It walks again while other processes write.
 func (k *Kernel) spellOut(ctx context.Context, family rules.Family, seen xtFamily, locked bool) (Snapshot, error) {
 	words := k.words[family]
 	for try := 1; ; try++ {
@@ -63,9 +64,9 @@ func (k *Kernel) spellOut(ctx context.Context, family rules.Family, seen xtFamil
 // text.
 var errForgotten = errors.New("a known text is another rule's")
 
-// printWalked returns the walked family with the texts that iptables prints of it. A rule with a
-// different text is opaque, and then agreed is false. With tries it tries ambiguous texts, which
-// may be another rule's.
+// printWalked returns the walked family with the texts that iptables prints of it, for
+// spellOut. A rule with a different text is opaque, and then agreed is false. With tries it
+// tries ambiguous texts, which may be another rule's; errForgotten then requires another walk.
 func (k *Kernel) printWalked(ctx context.Context, family rules.Family, walked xtFamily, tries bool) (set rules.Ruleset, agreed bool, err error) {
 	words := k.words[family]
 	verify := func(printed rules.Ruleset) (rules.Ruleset, bool, error) {
@@ -91,7 +92,8 @@ func (k *Kernel) printWalked(ctx context.Context, family rules.Family, walked xt
 }
 
 // fitsLines reports whether each chain has as many printed lines as rules. Each rule takes at
-// least one line, so then it has exactly one.
+// least one line, so then it has exactly one, and printWalked uses the output. Otherwise each
+// unknown rule is printed alone.
 func fitsLines(walked xtFamily, printed rules.Ruleset) bool {
 	if len(walked.tables) != len(printed) {
 		return false
@@ -111,7 +113,8 @@ func fitsLines(walked xtFamily, printed rules.Ruleset) bool {
 	return true
 }
 
-// printUnknown has each rule without a known text printed alone.
+// printUnknown has each rule without a known text printed alone, for printWalked. The other
+// rules stay empty: verify puts their known texts in.
 func (k *Kernel) printUnknown(ctx context.Context, family rules.Family, walked xtFamily) (rules.Ruleset, error) {
 	set := rules.Ruleset{}
 	for i := range walked.tables {
@@ -142,7 +145,7 @@ func (k *Kernel) printUnknown(ctx context.Context, family rules.Family, walked x
 	return set, nil
 }
 
-// unknown returns the rules of a chain without a known text.
+// unknown returns the places of a chain's rules without a known text, for printUnknown.
 func (l *xtLexicon) unknown(place Place, names []xtName) (unknown []ruleAt) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -155,8 +158,9 @@ func (l *xtLexicon) unknown(place Place, names []xtName) (unknown []ruleAt) {
 	return unknown
 }
 
-// nameText returns the text of a rule if it is known, or known to be missing. exact has the
-// rules of its chain that were written by their bytes. Call it locked.
+// nameText returns the text of a rule if it is known, or its opaque form if it certainly has
+// none. It is false if iptables has to print the rule. exact has the rules of its chain that
+// were written by their bytes. Call it locked.
 func (l *xtLexicon) nameText(n xtName, exact map[xtKey]rules.Rule, now uint32) (rules.Rule, bool) {
 	if n.key == (xtKey{}) && n.shape != nil && n.shape.odd != "" {
 		return n.shape.opaque(n.shape.odd), true
@@ -167,8 +171,9 @@ func (l *xtLexicon) nameText(n xtName, exact map[xtKey]rules.Rule, now uint32) (
 	return l.rule(n.key, now)
 }
 
-// verify compares the printed rules with the walked ones. For each rule it returns the known
-// text, or the printed one if the bytes agree with it. Otherwise the rule is opaque.
+// verify compares the printed rules with the walked ones, for printWalked. For each rule it
+// returns the known text, or the printed one if the bytes agree with it. Otherwise the rule is
+// opaque, and agreed is false. It changes the chains of printed.
 func (l *xtLexicon) verify(walked xtFamily, printed rules.Ruleset) (set rules.Ruleset, agreed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -208,7 +213,8 @@ func (l *xtLexicon) verify(walked xtFamily, printed rules.Ruleset) (set rules.Ru
 	return set, agreed
 }
 
-// opaque returns the rule without a text.
+// opaque returns the rule without a text, for that reason. verify shows it in place of a
+// doubted text.
 func (n xtName) opaque(reason string) rules.Rule {
 	if n.shape == nil {
 		return rules.OpaqueRule([]byte(fmt.Sprint(n.key)), n.goal, reason)

@@ -34,7 +34,8 @@ type textToTry struct {
 }
 
 // content identifies a rule's bytes without the index of an ipset, because the text has the
-// set's name.
+// set's name. Trials compare it with the rule that iptables-restore made; zero if it is not
+// known.
 func (n xtName) content() xtKey {
 	if n.key == (xtKey{}) && n.shape != nil {
 		return n.shape.content
@@ -66,7 +67,8 @@ type textTrial struct {
 	made     map[rules.Key]xtMade // by text
 }
 
-// try tries texts together. If one is refused, it tries halves.
+// try tries texts together. If one is refused, it tries halves. The results are in t.made;
+// without a result, a text stays ambiguous, and its rule opaque, until a later read.
 func (t *textTrial) try(ctx context.Context, due []textToTry) {
 	if t.restores++; t.restores > maxTextTrials || ctx.Err() != nil {
 		return // a later read tries them
@@ -96,6 +98,7 @@ func (t *textTrial) try(ctx context.Context, due []textToTry) {
 	t.try(ctx, due[len(due)/2:])
 }
 
+// note stores the result of a text, for setMade.
 func (t *textTrial) note(rule rules.Rule, made xtMade) {
 	if t.made == nil {
 		t.made = map[rules.Key]xtMade{}
@@ -125,8 +128,8 @@ func (t *textTrial) readBack(ctx context.Context, tables map[rules.TableName]*Sc
 	})
 }
 
-// remove removes the chain of trials. After a failure, the next trial empties it, and a cleanup
-// removes it.
+// remove removes the chain of trials from the tables of due; tryTexts calls it. After a
+// failure, the next trial empties it, and a cleanup removes it.
 func (t *textTrial) remove(ctx context.Context, due []textToTry) {
 	left := map[rules.TableName]bool{}
 	var scripts Scripts
@@ -141,7 +144,8 @@ func (t *textTrial) remove(ctx context.Context, due []textToTry) {
 	}
 }
 
-// untried returns the printed texts that may also be other rules' texts, each once.
+// untried returns the printed texts that may also be other rules' texts, each once. tryTexts
+// tries them. A refused text is tried again after doubtFor.
 func (l *xtLexicon) untried(walked xtFamily, printed rules.Ruleset) []textToTry {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -174,17 +178,17 @@ func (l *xtLexicon) untried(walked xtFamily, printed rules.Ruleset) []textToTry 
 	return due
 }
 
-// mayBeAnothers reports whether a text may also be that of a rule with other bytes. Call it
-// locked.
+// mayBeAnothers reports whether a text may also be that of a rule with other bytes: then
+// untried has it tried. It is false if the Config has no Trials. Call it locked.
 func (l *xtLexicon) mayBeAnothers(n xtName, rule rules.Rule) bool {
 	same := l.findKey(rule.Key())
 	return l.trials && (!n.shape.plain || same != nil && l.differs(same, n))
 }
 
-// differs reports whether same, a known word, is another rule than n, although iptables
-// printed n in the same words. Such a text is tried (mayBeAnothers) or doubted (doubtText).
-// If only revisions of extensions differ, another version of iptables wrote the rule, and the
-// text has the whole meaning of both. Call it locked.
+// differs reports whether the known rule same is another rule than n, although one text was
+// printed for both. Such a text is tried (mayBeAnothers) or doubted (doubtText). Equal bytes,
+// an unknown base, or other revisions of extensions alone return false: another version of
+// iptables wrote the rule. Call it locked.
 func (l *xtLexicon) differs(same *xtWord, n xtName) bool {
 	if same.base == 0 || same.key == n.content() {
 		return false
@@ -193,8 +197,8 @@ func (l *xtLexicon) differs(same *xtWord, n xtName) bool {
 	return same.base != base || same.kinds == kinds
 }
 
-// setMade stores the results of trials. If it finds a text that was taken for the wrong rule's,
-// it forgets that text and returns true.
+// setMade stores the results of trials, by text; tryTexts calls it. If a text was taken for the
+// wrong rule's, setMade forgets it and returns true. The tables are then walked once more.
 func (l *xtLexicon) setMade(made map[rules.Key]xtMade) (wasWrong bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -209,7 +213,8 @@ func (l *xtLexicon) setMade(made map[rules.Key]xtMade) (wasWrong bool) {
 }
 
 // doubtText returns the reason why a text that agrees with a rule's shape is not the rule's, or
-// "". Call it locked.
+// "". doubt calls it. It relies on trials, and on other rules with the same text. Call it
+// locked.
 func (l *xtLexicon) doubtText(n xtName, rule rules.Rule) string {
 	if made, tried := l.made[rule.Key()]; tried {
 		if made.reason == "" {

@@ -31,6 +31,7 @@ type xtLayout struct {
 
 const xtInterfaceLen = 16 // IFNAMSIZ
 
+// xtLayoutOf returns the offsets in the entries of a family's tables.
 func xtLayoutOf(family rules.Family) xtLayout {
 	if family == rules.IPv6 { // a byte for the traffic class is before the flags
 		return xtLayout{in: 64, out: 80, inMask: 96, outMask: 112, protocol: 128, inverse: 132,
@@ -75,8 +76,9 @@ type xtVisitor struct {
 	end   func(xtRule) // may be nil
 }
 
-// walkEntries walks all entries of one table, masks counters and comefrom in
-// place, and calls v with chains and rules.
+// walkEntries walks all entries of one table and calls v with chains and rules. It masks
+// counters and comefrom in place, so that the bytes are the same at the next read. Every read,
+// probe and count of legacy tables uses it. Its error wraps errWalk.
 func walkEntries(family rules.Family, info xtInfo, data []byte, v xtVisitor) error {
 	layout := xtLayoutOf(family)
 	var last xtRule
@@ -141,6 +143,7 @@ func (info xtInfo) fits(family rules.Family, data []byte) bool {
 }
 
 // isPolicy reports whether the entry can be a chain's policy: a verdict without any condition.
+// fits checks the ends of built-in chains by it.
 func (e xtEntry) isPolicy(layout xtLayout) bool {
 	const nfcache = 4 // bytes, between the addresses and targetOffset
 	conditions := e.whole[:layout.targetOffset-nfcache]
@@ -148,8 +151,8 @@ func (e xtEntry) isPolicy(layout xtLayout) bool {
 		len(bytes.Trim(conditions, "\x00")) == 0 && (e.verdict() == -1 || e.verdict() == -2)
 }
 
-// chainHead reports whether the entry begins a chain. It recognizes a built-in chain by its
-// offset, any other by its target.
+// chainHead returns the name of the chain that the entry at this offset begins; false if it
+// begins none. It recognizes a built-in chain by its offset, any other by its target.
 func chainHead(e xtEntry, info xtInfo, at int) (string, bool) {
 	if e.isHead {
 		return nft.String(e.target[xtExtDataAt:]), true
@@ -172,7 +175,8 @@ type xtEntry struct {
 	next       int    // the entry's size
 }
 
-// entry splits the entry that begins at at, and checks every offset.
+// entry splits the entry that begins at at, and checks every offset. Its error wraps errWalk:
+// then the content of the table counts as unknown.
 func (l xtLayout) entry(data []byte, at int) (xtEntry, error) {
 	rest := data[at:]
 	if len(rest) < l.size {
@@ -214,7 +218,8 @@ var wideAddresses = map[string]struct {
 // maskWide clears the meaningless bytes in an extension of IPv4: the ends of wide addresses.
 func maskWide(ext []byte) { maskWideIn(string(extName(ext)), ext[xtExtDataAt-1], ext[xtExtDataAt:]) }
 
-// maskWideIn is maskWide for the data of an extension.
+// maskWideIn is maskWide for the data of an extension, of that name and revision. It changes
+// data in place.
 func maskWideIn(name string, revision byte, data []byte) {
 	wide, ok := wideAddresses[name]
 	if !ok || revision < wide.revision {
@@ -227,9 +232,9 @@ func maskWideIn(name string, revision byte, data []byte) {
 	}
 }
 
-// rule reads the entry's comment and whether its target does something. iptables writes "no
-// target" as a standard verdict that jumps to the next entry. A jump to a chain never ends
-// there, because a chain begins behind its head.
+// rule reads the comment of the entry at that offset, and whether its target does something.
+// iptables writes "no target" as a standard verdict that jumps to the next entry. A jump to a
+// chain never ends there, because a chain begins behind its head.
 func (e xtEntry) rule(at int) xtRule {
 	r := xtRule{entry: e, target: !e.isStandard || e.verdict() != at+e.next}
 	e.eachMatch(func(m []byte) {
@@ -246,7 +251,8 @@ func (e xtEntry) verdict() int {
 	return int(int32(binary.NativeEndian.Uint32(e.target[xtExtDataAt:])))
 }
 
-// eachMatch calls f for each match. It ends at a truncated match.
+// eachMatch calls f for each match, with its head and data. It ends at a truncated match. f may
+// change the bytes.
 func (e xtEntry) eachMatch(f func(m []byte)) {
 	for rest := e.matches; len(rest) >= xtExtDataAt; {
 		size := int(binary.NativeEndian.Uint16(rest))
@@ -258,8 +264,9 @@ func (e xtEntry) eachMatch(f func(m []byte)) {
 	}
 }
 
-// indexed reports whether the entry contains a number that has a meaning only while the entry is
-// in the table. ipset's match and target name their set by its index.
+// indexed reports whether the entry contains a number that has a meaning only while the entry
+// is in the table. ipset's match and target name their set by its index. canaryd never writes
+// such bytes again, nor finds a text by them alone.
 func (e xtEntry) indexed() bool {
 	found := string(extName(e.target)) == "SET"
 	e.eachMatch(func(m []byte) { found = found || string(extName(m)) == "set" })
@@ -300,7 +307,8 @@ func verdictName(verdict int) string {
 	return ""
 }
 
-// targetName saves an allocation for the most frequent names.
+// targetName returns the name of a target as a string. It saves an allocation for the most
+// frequent names, because xtLexicon.name calls it for each rule.
 func targetName(name []byte) string {
 	switch string(name) {
 	case "DNAT":
