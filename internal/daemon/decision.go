@@ -105,7 +105,8 @@ func (d *Daemon) judgeDecision(ctx context.Context, st *state, snapshot iptables
 	}
 }
 
-// endDecision ends a decision: the rules are back, or an operator has accepted the loss.
+// endDecision ends a decision: the rules are back, or an operator has accepted the loss
+// (outcome api.Dismissed). The disk forgets the decision.
 func (d *Daemon) endDecision(ctx context.Context, st *state, outcome api.Outcome) {
 	w, now := st.decision, time.Now()
 	st.decision = nil
@@ -157,7 +158,8 @@ func (d *Daemon) keepDecision(ctx context.Context, st *state) bool {
 	return w.kept
 }
 
-// recallDecision takes up a loss that has waited since an earlier run of this boot.
+// recallDecision takes up a loss that has waited for a decision since an earlier run of this
+// boot. An unreadable one of this boot waits as an unread file.
 func (d *Daemon) recallDecision(ctx context.Context, st *state) {
 	log := klog.FromContext(ctx)
 	pending, err := d.cfg.Store.LoadPending()
@@ -200,7 +202,7 @@ func (d *Daemon) recallDecision(ctx context.Context, st *state) {
 	d.logAwaiting(ctx, w)
 }
 
-// lost returns the generation that waits, none without a decision.
+// lost returns the generation that waits, none without a decision: its ipsets are kept, too.
 func (w *decision) lost() rules.Generation {
 	if w == nil {
 		return nil

@@ -67,7 +67,8 @@ func (d *Daemon) drillBySchedule(ctx context.Context, st *state) {
 	}
 }
 
-// beginDrill deletes the canary. It returns nil and a reply if it did not.
+// beginDrill deletes the canary. It returns nil and a reply if the drill was refused or failed.
+// because is the log's word for its cause.
 func (d *Daemon) beginDrill(ctx context.Context, st *state, r api.DrillRequest, because string) (*drill.Drill, api.DrillReply) {
 	next, err := drill.New(r)
 	reply := &next.Reply
@@ -122,8 +123,9 @@ func (d *Daemon) drillRefused(st *state, r api.DrillReply) error {
 	return nil
 }
 
-// takeCanary does the deletion of a drill. After an error the drill does not continue: nothing
-// was deleted, or, if the reply says failed, something may have been.
+// takeCanary does the deletion of a drill, and sets the time within which a loss must answer
+// it. After an error the drill does not continue: nothing was deleted, or, if the reply says
+// failed, something may have been.
 func (d *Daemon) takeCanary(ctx context.Context, st *state, next *drill.Drill, because string) error {
 	ctx, end := finishing(ctx)
 	defer end()

@@ -60,7 +60,8 @@ func (d *Daemon) heal(ctx context.Context, st *state) {
 	}
 }
 
-// protection returns the configured protection, with the chains that declared sources claim.
+// protection returns the configured protection, with the chains that declared sources claim. It
+// decides which rules a read or a replay takes for guarded.
 func (d *Daemon) protection(st *state) rules.Protection {
 	p := d.cfg.Protection
 	if claims, learned := st.declared.now.Claims, p.Chain; claims != nil {
@@ -172,7 +173,8 @@ func (st *state) lostUnread(id rules.TableID, finding canary.Finding) error {
 	return fmt.Errorf("%s lost its canary and cannot be read: %w", id, finding.Err)
 }
 
-// hits returns the losses that a replay found under guard.
+// hits returns the losses that a replay found under guard, for the flush record. Tables without
+// a loss are among them.
 func hits(result reload.Result) map[rules.TableID]flushes.Hit {
 	found := map[rules.TableID]flushes.Hit{}
 	for id, tr := range flushes.TablesOf(result) {
@@ -181,6 +183,8 @@ func hits(result reload.Result) map[rules.TableID]flushes.Hit {
 	return found
 }
 
+// countRefusal counts a family's refused write in metrics, by its reason. Other errors and nil
+// count nothing.
 func (d *Daemon) countRefusal(f rules.Family, err error) {
 	var refused *iptables.RestoreError
 	switch {
@@ -202,7 +206,8 @@ func (d *Daemon) countLocked(st *state, result reload.Result, err error) {
 	}
 }
 
-// healFailed plans the next try and logs why there is one.
+// healFailed plans the next try and logs why there is one. err may be nil: then only the
+// outcome shows the failure.
 func (d *Daemon) healFailed(ctx context.Context, st *state, err error) {
 	l := st.loss
 	l.attempts++

@@ -86,7 +86,8 @@ func (d *Daemon) healNative(ctx context.Context, st *state) {
 	d.nativeFailed(ctx, st, fmt.Errorf("%d times: %w", nativestore.Tries, last))
 }
 
-// limited puts the next try off if replays have cost too much lately.
+// limited reports whether replays have cost too much lately, and then puts the next try off.
+// healNative stops there, so that a process that keeps flushing does not cost the node more.
 func (r *nativeRealm) limited() bool {
 	now := time.Now()
 	wait := r.limit.Wait(now)
@@ -96,7 +97,9 @@ func (r *nativeRealm) limited() bool {
 	return wait > 0
 }
 
-// contend notes that another process keeps undoing replays, until a while after the next try.
+// contend notes that another process keeps undoing replays, until a while after the next try
+// (calmAt). Until then the log shows no line for each flush, and the status says that replays
+// are contended.
 func (r *nativeRealm) contend(ctx context.Context) {
 	if r.calmAt.IsZero() {
 		severity.Warnings(klog.FromContext(ctx)).Info("A process keeps undoing the replays; until it stops, canaryd limits them and does not log each",
@@ -105,7 +108,9 @@ func (r *nativeRealm) contend(ctx context.Context) {
 	r.calmAt = r.loss.retry.At.Add(calmFor)
 }
 
-// lostAgain reports whether a table is to be put back that was already written for this loss.
+// lostAgain reports whether a repair is of a table that was already written for this loss, and
+// is not proved. healNative calls it before a try. If the limit is reached, it then blames a
+// process that keeps undoing replays.
 func (l *nativeLoss) lostAgain(repairs []native.Repair) bool {
 	return slices.ContainsFunc(repairs, func(r native.Repair) bool { return l.unswept[r.Want.ID] })
 }
@@ -121,8 +126,8 @@ func (d *Daemon) replayNative(ctx context.Context, st *state, plan nativePlan) (
 }
 
 // iptablesFirst looks whether the flusher has taken iptables' rules meanwhile, and reports
-// whether that is news. These are put back first, or together with native tables, because a
-// replay of native tables may take seconds.
+// whether that is news. healNative then returns, and the loop puts these back first, or
+// together with native tables: a replay of native tables may take seconds.
 func (d *Daemon) iptablesFirst(ctx context.Context, st *state) bool {
 	if st.loss != nil {
 		return false // it is known, and its next try may be far
@@ -188,7 +193,8 @@ func (p *nativePlan) add(t *nativeTable, remedy native.Remedy) {
 	p.repairs = append(p.repairs, native.NewRepair(remedy, t.want, p.seen.Tables[t.want.ID], time.Since(t.leftAt)))
 }
 
-// mayBeLost reports whether a table has to be read for a verdict; nil is an unknown table.
+// mayBeLost reports whether planNative has to read a table for a verdict; nil is a table that
+// canaryd does not guard yet.
 func (r *nativeRealm) mayBeLost(t *nativeTable) bool {
 	return r.all || t == nil && r.fresh || t != nil && (!t.dirty.IsZero() || t.lost())
 }
@@ -223,8 +229,8 @@ func (d *Daemon) writeNative(ctx context.Context, st *state, plan nativePlan) (d
 }
 
 // writeOneByOne writes each table in a transaction of its own, after the kernel refused all of
-// them together. It returns the written repairs, the devices that were left out of these, and
-// why the other repairs were not written.
+// them together (first). It returns the written repairs, the devices that were left out of
+// these, and why the other repairs were not written. Missing witnesses are planted later.
 func (d *Daemon) writeOneByOne(st *state, plan nativePlan, first error) (done []native.Repair, left []string, err error) {
 	st.native.plantAt = time.Now()
 	genid := plan.seen.Genid
@@ -254,13 +260,15 @@ func (d *Daemon) writeOneByOne(st *state, plan nativePlan, first error) (done []
 	return done, left, errors.Join(failed...)
 }
 
-// wroteNative notes that a plan was written at that time.
+// wroteNative notes the time of a plan's write for the record, and the witnesses that it
+// planted.
 func (d *Daemon) wroteNative(st *state, plan nativePlan, at time.Time) {
 	st.native.loss.written = at
 	st.native.planted(plan.witnesses)
 }
 
-// noteLeft says which devices were left out of a replay.
+// noteLeft notes the network devices (left) that a replay left out, because the node lacks
+// them. The log names them, and the loss ends as partial.
 func (d *Daemon) noteLeft(ctx context.Context, st *state, left []string) {
 	l := st.native.loss
 	if l.lacking = l.lacking || len(left) > 0; len(left) > 0 {
@@ -329,7 +337,7 @@ func (d *Daemon) proveNative(ctx context.Context, st *state, read uint32, repair
 }
 
 // sweepLater notes a table that was written and is not proved yet. It may be in force, or its
-// owner may have written it meanwhile.
+// owner may have written it meanwhile. If no proof follows, endNative may sweep its flows.
 func (l *nativeLoss) sweepLater(id tableid.TableID) {
 	if l.unswept == nil {
 		l.unswept = map[tableid.TableID]bool{}

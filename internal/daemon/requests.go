@@ -176,8 +176,9 @@ func (d *Daemon) olderGeneration(st *state, id string) (rules.Generation, error)
 	return narrow, nil
 }
 
-// keepForUndo saves the generation that ought to be in force before another one takes its
-// place, and returns its ID. It returns "" if it is not on disk, or stays in force.
+// keepForUndo saves the generation that ought to be in force before the job's generation takes
+// its place, and returns its ID for the reply. It returns "" if it is not on disk, or stays in
+// force.
 func (d *Daemon) keepForUndo(ctx context.Context, st *state, job reload.Job, r api.RestoreRequest) string {
 	id := st.want().ID()
 	if r.DryRun || d.cfg.Store == nil || id == job.Generation.ID() || !d.sound(st) {
@@ -192,7 +193,9 @@ func (d *Daemon) keepForUndo(ctx context.Context, st *state, job reload.Job, r a
 	return id
 }
 
-// takeReplay takes a requested replay into the state.
+// takeReplay takes a requested replay into the state. If it is proved, its generation is
+// learned. An open loss is concluded as after a heal; without one, a drill that is under way is
+// void.
 func (d *Daemon) takeReplay(ctx context.Context, st *state, job reload.Job, result reload.Result, reply api.RestoreReply) {
 	if reply.Proved() {
 		another := reply.Generation != st.want().ID()
@@ -299,7 +302,8 @@ func (d *Daemon) Render(ctx context.Context, r api.RenderRequest) (text string, 
 	return onrequest.Heading(stored.ID, stored.Captured, note) + onrequest.RenderFamilies(stored.Generation, r.Family), nil
 }
 
-// takeRemoval records and logs the rules that a requested replay removed.
+// takeRemoval records and logs the rules that a requested replay removed, as a restore to an
+// older generation does.
 func (d *Daemon) takeRemoval(ctx context.Context, st *state, r onrequest.Removal, reply api.RestoreReply) {
 	st.journal.Remember(r.Record)
 	d.write(ctx, r.Record, r.Diff)
