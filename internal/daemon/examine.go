@@ -36,7 +36,8 @@ type examined struct {
 // plan makes an examination due at that time, or before.
 func (x *examined) plan(at time.Time) { x.dueAt = pace.Earliest(x.dueAt, at) }
 
-// markDirty plans an examination after a change.
+// markDirty plans an examination after a change that a probe showed, or that another process
+// made during a write of canaryd's.
 func (x *examined) markDirty(now time.Time) {
 	if x.dirty.IsZero() {
 		x.dirty = now
@@ -56,7 +57,8 @@ func (d *Daemon) examine(ctx context.Context, st *state) {
 	d.resumeLearning(ctx, st, reload.Skipped, "The owners have put their rules back")
 }
 
-// examineFamily reads one family and takes the result into the state.
+// examineFamily reads one family and takes the result into the state: decisions, marks, losses,
+// and the owners' changes.
 func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, fs *familyState) {
 	start, used := time.Now(), d.cpu()
 	snapshot, err := d.read(ctx, st, f)
@@ -122,8 +124,8 @@ func (d *Daemon) examinationFailed(ctx context.Context, st *state, f rules.Famil
 	x.dueAt = x.notBefore
 }
 
-// takeExamined takes the examination of one table into the state, and plans the steps that
-// follow.
+// takeExamined takes the examination of one table, of a read at start, into the state: it opens
+// a loss, or learns. It plans the steps that follow.
 func (d *Daemon) takeExamined(ctx context.Context, st *state, id rules.TableID, x reload.Examined, start time.Time) {
 	fs, ts := st.families[id.Family], st.table(id)
 	if !d.take(st, tableFinding{id: id, source: readInFull, finding: x.Finding, mark: x.Mark, absent: x.Absent, table: x.Table, section: x.Section, read: true}) {

@@ -15,7 +15,8 @@ import (
 	"github.com/canaryd/canaryd/internal/severity"
 )
 
-// journal keeps a finished record, newest first.
+// journal keeps the finished record of a loss of iptables' tables, newest first. On disk it
+// gets the lost rules that the disk lacks.
 func (d *Daemon) journal(ctx context.Context, st *state, l *loss) {
 	d.keepRecord(ctx, st, l.record, len(l.unkept) == 0, func() { d.write(ctx, l.record, l.unkept) })
 }
@@ -44,7 +45,8 @@ func (d *Daemon) write(ctx context.Context, record api.Flush, diff []api.TableDi
 	}
 }
 
-// reportJournal notes whether the journal could be written. Any goroutine may call it.
+// reportJournal notes whether the journal could be written (nil), for status, metrics and log.
+// Any goroutine may call it.
 func (d *Daemon) reportJournal(ctx context.Context, err error) {
 	if err != nil {
 		d.cfg.Metrics.ObserveJournalError()
@@ -112,7 +114,8 @@ func (d *Daemon) Flush(ctx context.Context, r api.FlushRequest) (api.FlushReply,
 	return reply, nil
 }
 
-// kept returns the journal's record of a flush.
+// kept returns the journal's record of a flush, with its lost rules, for Flush. The error says
+// why there is none.
 func (d *Daemon) kept(ctx context.Context, id string) (api.Flush, []api.TableDiff, error) {
 	if d.cfg.Journal == nil {
 		return api.Flush{}, nil, errors.New("no state folder is in use")
@@ -132,8 +135,9 @@ func (d *Daemon) kept(ctx context.Context, id string) (api.Flush, []api.TableDif
 	return record, detail.Diff, err
 }
 
-// keepRecord keeps a finished record, unless it is counted in another one. open: the journal
-// has it as an open record, which the next run would continue.
+// keepRecord keeps a finished record and writes it by write, unless it is only counted in
+// another one like it. open: the journal has it as an open record, which the next run would
+// continue.
 func (d *Daemon) keepRecord(ctx context.Context, st *state, record api.Flush, open bool, write func()) {
 	into := st.journal.FoldsInto(record)
 	if open || into == nil || into.Outcome != record.Outcome {

@@ -14,7 +14,7 @@ import (
 )
 
 // publish makes a Status of the state, for other goroutines to read, and sets the gauges that
-// follow it.
+// follow it. The loop calls it after each step and request, and watchers get it.
 func (d *Daemon) publish(st *state) {
 	info := d.cfg.Kernel.Info()
 	s := api.Status{
@@ -172,7 +172,7 @@ func (d *Daemon) generation(st *state) api.Generation {
 }
 
 // lastKnown returns when the content of all tables was last known, the earliest time of all
-// families. It is zero if the content of one was never known.
+// families. It is zero if the content of one was never known. The disk and the status have it.
 func lastKnown(st *state) time.Time {
 	var last time.Time
 	for _, fs := range st.families {

@@ -123,7 +123,8 @@ func (d *Daemon) logNotice(ctx context.Context, st *state) {
 	log.Info(what, append([]any{"flush", st.loss.record.ID, "tables", st.losses().Text()}, append(when, "next", next)...)...)
 }
 
-// losses returns the tables that are lost as far as is known.
+// losses returns the tables that are lost as far as is known, for the log and the status,
+// before a read under guard.
 func (st *state) losses() flushes.Verdicts {
 	lost := flushes.Verdicts{}
 	for id, ts := range st.tables() {
@@ -134,7 +135,7 @@ func (st *state) losses() flushes.Verdicts {
 	return lost
 }
 
-// logLost logs the exact losses.
+// logLost logs the exact losses of the tables that were added to the record (fresh).
 func (d *Daemon) logLost(ctx context.Context, st *state, fresh flushes.Verdicts) {
 	l, log := st.loss, st.flushLog(ctx)
 	lost := l.record.Lost
@@ -168,7 +169,8 @@ func (d *Daemon) logLost(ctx context.Context, st *state, fresh flushes.Verdicts)
 	}
 }
 
-// logRetry logs why a loss lasts.
+// logRetry logs why a loss lasts, and the advice. err may be nil: a try failed without an
+// error. An error that lasts is logged once in a while.
 func (d *Daemon) logRetry(ctx context.Context, st *state, err error) {
 	l := st.loss
 	advice := failureOf(err).advice

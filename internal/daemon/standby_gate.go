@@ -33,7 +33,8 @@ func (d *Daemon) standbyChores() []chore {
 	}
 }
 
-// openAt returns when a gate is opened: at once, but only once for each loss.
+// openAt returns when a gate is opened: at once (d.made), but only once for each loss; zero:
+// none is.
 func (d *Daemon) openAt(st *state) time.Time {
 	if anyOf(st.standby, func(s *standbyOf) bool { return s.mayOpen(st) }) {
 		return d.made
@@ -133,8 +134,9 @@ func (d *Daemon) openFailed(ctx context.Context, st *state, s *standbyOf, err er
 	d.standbyFailed(ctx, s, err)
 }
 
-// passOwn returns the stamps after so many commits of canaryd's own; stamps themselves if another
-// process committed meanwhile.
+// passOwn returns the stamps after so many commits of canaryd's own; stamps themselves if
+// another process committed meanwhile. So a lull does not take an opened gate for the flusher's
+// write.
 func (d *Daemon) passOwn(ctx context.Context, st *state, stamps map[rules.Family]iptables.Stamp, commits int) map[rules.Family]iptables.Stamp {
 	if commits == 0 {
 		return stamps
@@ -191,7 +193,8 @@ func (d *Daemon) shutGate(ctx context.Context, st *state, s *standbyOf) {
 	klog.FromContext(ctx).V(1).Info("The standby is shut", fields...)
 }
 
-// gateShut notes that a gate is shut since at, and returns for how long it was open.
+// gateShut notes in metrics and in the open record that a gate is shut since at, and returns
+// for how long it was open.
 func (d *Daemon) gateShut(st *state, s *standbyOf, at time.Time) (open time.Duration) {
 	open = s.gate.Shut(at)
 	if !s.native() {
