@@ -64,8 +64,8 @@ func (s *backendCheck) run(ctx context.Context, found chan<- iptables.Evidence) 
 	}
 }
 
-// check reports whether there is new evidence. After a failure it tries again, and the last
-// evidence remains.
+// check reports whether there is new evidence (s.last), which run then sends to the loop. After
+// a failure it tries again, and the last evidence remains.
 func (s *backendCheck) check(ctx context.Context) (bool, error) {
 	s.wait = checkBackendEvery
 	if !s.confirm {

@@ -48,7 +48,8 @@ func (st *state) compareBaseline() {
 	}
 }
 
-// awaitBaseline waits until the loop has the baseline from disk.
+// awaitBaseline waits until the loop has the baseline from disk. Only requests that show or
+// change it wait.
 func (d *Daemon) awaitBaseline(ctx context.Context) error {
 	select {
 	case <-d.baselineTaken:
@@ -88,8 +89,8 @@ func (d *Daemon) Baseline(ctx context.Context, r api.BaselineRequest) (api.Basel
 	}
 }
 
-// confirmBaseline writes a generation as the baseline. The loop keeps running meanwhile: at
-// 5,000 services the write takes half a second.
+// confirmBaseline writes the generation of that ID as the baseline, the present one if the ID
+// is "". The loop keeps running meanwhile: at 5,000 services the write takes half a second.
 func (d *Daemon) confirmBaseline(ctx context.Context, id string) (api.BaselineReply, error) {
 	d.confirming.Lock()
 	defer d.confirming.Unlock()

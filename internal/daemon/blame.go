@@ -23,7 +23,9 @@ func (d *Daemon) inquire(ctx context.Context) culprit.Inquiry {
 	return q
 }
 
-// charge returns the Charge with which an Inquiry is asked about one table.
+// charge returns the Charge with which an Inquiry looks for a table's culprits; finding is the
+// table's loss. upto is the digest or genid of the read that showed it: later commits are not
+// blamed.
 func (d *Daemon) charge(st *state, id rules.TableID, finding canary.Finding, upto uint64) culprit.Charge {
 	fs, mark := st.families[id.Family], st.marks.current[id]
 	c := culprit.Charge{ID: id, Finding: finding, Canary: d.cfg.Canary, Nonces: []canary.Nonce{mark.Nonce},
@@ -40,10 +42,10 @@ func (d *Daemon) charge(st *state, id rules.TableID, finding canary.Finding, upt
 	return c
 }
 
-// blame names the likely culprits, as far as they are known before the loss is read under
-// guard. It runs after the wait for the flusher, because a probe sees a commit a moment before
-// the watcher has read its message. recordLosses finds the culprits that the record names in
-// the end.
+// blame names the likely culprits in the record of l, as far as they are known before the loss
+// is read under guard. It runs after the wait for the flusher, because a probe sees a commit a
+// moment before the watcher has read its message. recordLosses finds the culprits that the
+// record names in the end.
 func (d *Daemon) blame(ctx context.Context, st *state, l *loss) {
 	q := d.inquire(ctx)
 	q.Purge = st.purges.Current(time.Now())
@@ -74,8 +76,8 @@ func (st *state) suspected(l *loss, id rules.TableID, v canary.Verdict) canary.F
 }
 
 // noteRemoval remembers a removal that was learned. It reports whether an agent or a script may
-// have removed the rules, and may delete the marks next. It returns true if the process is not
-// known.
+// have removed the rules, and may delete the marks next: learn then holds the marks. It returns
+// true if the process is not known.
 func (d *Daemon) noteRemoval(st *state, id rules.TableID, was, is rules.Section, now time.Time) (mayPurge bool) {
 	r := reload.RemovalOf(id, was, is, now)
 	if r.Empty() {
@@ -91,7 +93,8 @@ func (d *Daemon) noteRemoval(st *state, id rules.TableID, was, is rules.Section,
 }
 
 // noticePurge finds the processes that deleted marks by name. It reports whether rules that
-// they deleted before had been learned as removed, and belong to the generation again.
+// they deleted before had been learned as removed, and belong to the generation again: the loss
+// then needs another replay.
 func (d *Daemon) noticePurge(ctx context.Context, st *state) (recalled bool) {
 	now, q := time.Now(), d.inquire(ctx)
 	if st.loss.drill == nil && st.drills.Under == nil {

@@ -70,8 +70,8 @@ func refusedFor(reason iptables.Reason) func(error) bool {
 	}
 }
 
-// failureOf says why a replay failed. For an unknown error it quotes the kernel, if the kernel
-// gave a reason.
+// failureOf says why a replay failed, for the status and the log's advice. For an unknown error
+// it quotes the kernel, if the kernel gave a reason.
 func failureOf(err error) failure {
 	for _, f := range failures {
 		if f.is(err) {
@@ -85,7 +85,8 @@ func failureOf(err error) failure {
 	return failure{reason: reason, advice: keepsTrying}
 }
 
-// failing returns why the rules are not back although canaryd has tried.
+// failing returns why the rules are not back although canaryd has tried, for the status; nil in
+// observe mode and in pauses.
 func (st *state) failing() []api.Failing {
 	var list []api.Failing
 	add := func(id string, attempts int, err error, retry time.Time) {

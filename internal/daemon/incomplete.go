@@ -83,7 +83,7 @@ func (d *Daemon) completeRecord(ctx context.Context, st *state, id string, outco
 }
 
 // lostMore probes the marks of intact tables, and reports whether some are lost. Then longer
-// work can wait.
+// work can wait: a replay or readmit is interrupted (Job.Interrupted), and a replay follows.
 func (d *Daemon) lostMore(ctx context.Context, st *state) bool {
 	lost := false
 	for f, fs := range st.families {

@@ -82,7 +82,8 @@ func (d *Daemon) keepFamily(ctx context.Context, f rules.Family, k *keeping) {
 		"family", f, "table", iptables.KeeperTable)
 }
 
-// release deletes the family's table, if there is one.
+// release deletes the family's keeper table, if there is one. into is the keeper's state from
+// then on, and why the log's reason. After an error the table stays and is tried again.
 func (d *Daemon) release(ctx context.Context, f rules.Family, k *keeping, into api.KeeperState, why string) {
 	if k.state == api.KeeperKept {
 		if err := d.cfg.Keeper.Release(f); err != nil {

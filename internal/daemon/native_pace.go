@@ -53,8 +53,8 @@ func (p *nativePace) interrupted(now time.Time) {
 	p.quiet, p.last = pace.Latest(p.quiet, p.ready), 0
 }
 
-// alarmed reports whether a possible flush makes a read of the wanted tables necessary. Tables
-// that are gone need no read.
+// alarmed reports whether a possible flush makes a read of the wanted tables necessary: the
+// pace counts it apart. Tables that are gone need no read.
 func (r *nativeRealm) alarmed(wanted func(tableid.TableID) bool) bool {
 	for id, t := range r.tables {
 		if t.urgent && !t.gone() && wanted(id) {

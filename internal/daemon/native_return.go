@@ -72,7 +72,8 @@ func (d *Daemon) returnNative(ctx context.Context, st *state, r api.RestoreReque
 	return reply, nil
 }
 
-// readLater makes the next read judge a table, also without a commit to it.
+// readLater makes the next read judge a table, also without a commit to it: a restore wrote it,
+// and no proof showed its content.
 func (r *nativeRealm) readLater(id tableid.TableID, now time.Time) {
 	if t := r.tables[id]; t != nil {
 		t.touch(now, now, true)

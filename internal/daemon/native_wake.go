@@ -47,7 +47,8 @@ func (d *Daemon) wakeNative(ctx context.Context, st *state) bool {
 	return awake
 }
 
-// awaken opens the kernel for native tables, if there is a wanted one or wanted is nil.
+// awaken opens the kernel for native tables, if there is a wanted one or wanted is nil. Then
+// each table is read. Without nf_tables, a nil wanted is an error.
 func (d *Daemon) awaken(st *state, wanted func(nft.Table) bool) (awake bool, err error) {
 	awake, err = d.cfg.Native.Wake(wanted)
 	if err == nil && !awake && wanted == nil {

@@ -16,7 +16,8 @@ type opaqueRules struct {
 	found      map[rules.TableID][]rules.TextlessRule
 }
 
-// in returns the opaque rules of a generation, given the opaque rules of an earlier one.
+// in returns the opaque rules of a generation, given those of an earlier one: unchanged chains
+// are not searched again.
 func (l opaqueRules) in(edition int, generation rules.Generation) opaqueRules {
 	now := opaqueRules{edition, generation, map[rules.TableID][]rules.TextlessRule{}}
 	for id, section := range generation {

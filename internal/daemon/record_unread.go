@@ -76,7 +76,8 @@ func (d *Daemon) backUnread(ctx context.Context, st *state, l *loss) {
 	flushes.LogBack(log, l.unread.hit.Text(), l.record, l.record.Attempts)
 }
 
-// seekLockHolder finds out which process holds the xtables lock, for which a replay has to wait.
+// seekLockHolder finds out which process holds the xtables lock, for which a replay has to wait
+// on legacy. The status names it.
 func (d *Daemon) seekLockHolder(st *state) {
 	if st.loss.lockedBy = ""; d.cfg.LockHolder == nil || d.cfg.Kernel.Info().Backend != iptables.Legacy {
 		return

@@ -13,7 +13,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// applyResult takes the result of a write and its proof for one family into the state.
+// applyResult takes the result of a write and its proof for one family into the state, after
+// replays, planting, renewals and removals. Without a digest another process wrote meanwhile,
+// and an examination follows.
 func (d *Daemon) applyResult(ctx context.Context, st *state, f rules.Family, fr reload.FamilyResult) {
 	fs, now := st.families[f], time.Now()
 	fs.examined.since = pace.Earliest(now, fs.examined.dirty)

@@ -22,6 +22,7 @@ func (s *saving) failed(now time.Time) {
 }
 
 // lacksGeneration reports whether a generation could not be written, and is not on disk yet.
+// Then a written state confirms the older one only.
 func (s *saving) lacksGeneration(st *state) bool {
 	return s.trouble.There() && s.written != st.generation.changes
 }
