@@ -61,8 +61,8 @@ func (d *Daemon) inForceAt(uptime time.Duration) time.Time {
 	return time.Now().Add(-age)
 }
 
-// boundAbsence notes that the open loss may have begun long before it was seen. That is so if
-// this run never knew the content of the family's tables.
+// boundAbsence notes that the open loss may have begun long before it was seen (LastInForce).
+// That is so if this run never knew the content of the family's tables. openLoss calls it.
 func (st *state) boundAbsence(f rules.Family) {
 	if r := &st.loss.record; st.families[f].known.at.IsZero() && r.LastInForce.IsZero() {
 		r.LastInForce = st.absence.lastRun
@@ -98,8 +98,8 @@ func (l stalls) at(t time.Time) (s stall, found bool) {
 // stopped, or starved of the processor. Messages and hints of a stall do not show their time.
 func (d *Daemon) stalledAfter() time.Duration { return d.cfg.PollInterval + d.cfg.PollInterval/2 }
 
-// boundStall notes that the open loss may have begun at any time since the look before, if
-// canaryd stalled since then.
+// boundStall notes that a loss that was opened just now may have begun at any time since the
+// look before, if canaryd stalled since then.
 func (d *Daemon) boundStall(st *state, f rules.Family) {
 	fs, r := st.families[f], &st.loss.record
 	last := pace.Latest(pace.Latest(st.looking.before, fs.known.at), fs.written)

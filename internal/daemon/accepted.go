@@ -27,8 +27,8 @@ func (st *state) accept(id rules.TableID, before, after rules.Section, now time.
 	st.accepted.Learn(id, before, after, culprit.Read{Digest: fs.examined.digest, At: fs.examined.since}, st.generation.learned, now)
 }
 
-// sayAccepted finds the process behind each removal, and reports it. Another removal from the
-// same chain within acceptedFor is counted, and not logged again.
+// sayAccepted finds the process behind each removal that is due, and reports it. Another
+// removal from the same chain within acceptedFor is counted, and not logged again.
 func (d *Daemon) sayAccepted(ctx context.Context, st *state) {
 	q := d.inquire(ctx)
 	for _, f := range st.accepted.Due(time.Now()) {

@@ -14,7 +14,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// inquire returns an Inquiry with the present knowledge of writers and commits.
+// inquire returns an Inquiry with the present knowledge of writers and commits, to find the
+// processes that took rules.
 func (d *Daemon) inquire(ctx context.Context) culprit.Inquiry {
 	q := culprit.Inquiry{Canary: d.cfg.Canary, Writers: d.cfg.Writers, Own: d.cfg.Kernel.Own, Legacy: d.cfg.Kernel.Info().Backend == iptables.Legacy}
 	if !q.Legacy {
@@ -61,8 +62,8 @@ func (d *Daemon) blame(ctx context.Context, st *state, l *loss) {
 	flushes.SettleCulprit(&l.record)
 }
 
-// suspected returns the known loss of a table: the finding of a read, or else of a probe of its
-// marks.
+// suspected returns the known loss of a table for blame: the finding of a read, or else of a
+// probe of its marks. v is its present verdict.
 func (st *state) suspected(l *loss, id rules.TableID, v canary.Verdict) canary.Finding {
 	finding := l.memory.Finding(id)
 	if finding.Verdict.Loss() || !v.Loss() {
@@ -118,7 +119,8 @@ func (d *Daemon) recallPurged(st *state, q culprit.Inquiry) (found bool) {
 	return len(from) > 0
 }
 
-// recallLate is recallPurged for removals whose process became known only now.
+// recallLate is recallPurged for removals whose process became known only now. Each examination
+// calls it.
 func (d *Daemon) recallLate(st *state) {
 	if st.purges.MayRecall(time.Now()) {
 		d.recallPurged(st, d.inquire(context.Background()))
@@ -126,8 +128,8 @@ func (d *Daemon) recallLate(st *state) {
 }
 
 // purged returns a function about rules of a chain, or its jump to target, that a read lacks.
-// The function reports whether a purge took them, or a flusher took the chain. It is nil while
-// neither is under way.
+// The function reports whether a purge took them, or a flusher took the chain: then they are
+// lost, and not removed by their owner (Job.Purged). It is nil while neither is under way.
 func (d *Daemon) purged(st *state) func(rules.TableID, string, string) bool {
 	now, lost := time.Now(), flushes.Verdicts(nil)
 	if st.loss != nil {

@@ -71,7 +71,8 @@ func (d *Daemon) limited(ctx context.Context, st *state) bool {
 	return true
 }
 
-// start begins a contention with the loss that shows it.
+// start begins a contention with the loss that shows it: its record names the process that
+// undoes replays.
 func (c *contention) start(ctx context.Context, l *loss) {
 	c.since, c.replays = time.Now(), 0
 	// It ends also if the rules' owner, and no replay, is the last to put them back.
@@ -95,7 +96,8 @@ func (d *Daemon) spend(st *state, used time.Duration) {
 	c.limit.Spend(time.Now(), cost)
 }
 
-// step runs a chore, and notes its cost.
+// step runs a chore, and notes its cost: in a contention it counts against the limit of
+// replays.
 func (d *Daemon) step(ctx context.Context, st *state, c *chore) {
 	used := d.cpu()
 	d.work(ctx, c.name, c.limit, func() { c.do(ctx, st) })
@@ -128,7 +130,7 @@ func (d *Daemon) countReplay(ctx context.Context, st *state, l *loss) {
 	}
 }
 
-// endContention ends a contention, because the last replay has stood for a while.
+// endContention ends a contention, because the last replay has stayed in force until calmAt.
 func (d *Daemon) endContention(ctx context.Context, st *state) {
 	c := &st.contention
 	severity.Notices(klog.FromContext(ctx)).Info("Replayed rules stay in place again; canaryd no longer limits replays",

@@ -192,7 +192,7 @@ type request struct {
 	done chan struct{}
 }
 
-// New returns a Daemon that has not looked at anything yet.
+// New returns a Daemon that has not looked at anything yet. Requests wait until Run takes them.
 func New(cfg Config) *Daemon {
 	d := &Daemon{
 		cfg:      cfg,

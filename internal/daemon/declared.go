@@ -88,7 +88,8 @@ func (st *state) declare(next Declaration, now time.Time) {
 	st.examineAll(now) // how far the claimed chains are from the declaration
 }
 
-// examineAll makes an examination of all families due that have their marks.
+// examineAll makes an examination of all families due that have their marks, after a change
+// that no look notices.
 func (st *state) examineAll(now time.Time) {
 	for f, fs := range st.families {
 		if st.planted(f) {

@@ -44,7 +44,8 @@ type placed struct {
 	doubled bool
 }
 
-// addPlaced remembers the jumps that a replay put into a table.
+// addPlaced remembers the jumps that a proved replay put into a table: copies of them by their
+// owner are removed later.
 func (ts *tableState) addPlaced(jumps []rules.Jump, now time.Time) {
 	for _, h := range jumps {
 		ts.placed = slices.DeleteFunc(ts.placed, func(p placed) bool { return p.jump.Same(h) })

@@ -54,7 +54,8 @@ func (d *Daemon) scheduleDrill(st *state, now time.Time) {
 	st.drills.Plan(d.cfg.DrillEvery, api.LastDrillOf(st.journal), now)
 }
 
-// drillBySchedule begins a drill, unless an operator has had one since.
+// drillBySchedule begins a drill, unless an operator has had one since. If it cannot begin,
+// drill.Again plans the next try.
 func (d *Daemon) drillBySchedule(ctx context.Context, st *state) {
 	now, every := time.Now(), d.cfg.DrillEvery
 	if st.drills.Had(every, now) {
@@ -93,7 +94,8 @@ func (d *Daemon) beginDrill(ctx context.Context, st *state, r api.DrillRequest, 
 	return nil, *reply
 }
 
-// drillRefused returns why nothing may be taken now.
+// drillRefused returns why nothing may be taken now, for the reply; nil: the drill may begin. r
+// names the table and the kind.
 func (d *Daemon) drillRefused(st *state, r api.DrillReply) error {
 	ready := d.Status().Ready()
 	if st.loss != nil {
@@ -168,7 +170,8 @@ func (d *Daemon) drillTooLong(ctx context.Context, st *state) {
 	d.endDrill(ctx, st, result, reason)
 }
 
-// drillAnswered ends the drill that is under way, if there is one, because a loss has ended.
+// drillAnswered ends the drill that is under way, if there is one, because the loss l has
+// ended. Its record shows whether the drill succeeded.
 func (d *Daemon) drillAnswered(ctx context.Context, st *state, l *loss) {
 	if x := st.drills.Under; x != nil {
 		result, reason := x.Answered(l.course())
@@ -199,7 +202,8 @@ func (d *Daemon) endDrill(ctx context.Context, st *state, result api.DrillResult
 }
 
 // tookToo reports whether another process also took something from the chain of a drill for
-// real. Then the same jumps are missing, and rules that the drill did not touch.
+// real: then the record is a flush's. The same jumps are missing, and rules that the drill did
+// not touch.
 func (d *Daemon) tookToo(ctx context.Context, st *state, id rules.TableID, h flushes.Hit) bool {
 	q := d.inquire(ctx)
 	if gone, _ := d.unprotectedGone(st, id, h, q); gone > 0 {

@@ -47,7 +47,7 @@ func (x *examined) markDirty(now time.Time) {
 }
 
 // examine reads the families that may have changed, judges them, and learns their owners'
-// decisions.
+// decisions. After the last lost rules of observe mode are back, learning resumes.
 func (d *Daemon) examine(ctx context.Context, st *state) {
 	for f, fs := range st.inOrder() {
 		if pace.Due(fs.examined.dueAt, time.Now()) {
@@ -104,7 +104,8 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 }
 
 // examinationFailed plans another examination of a family that could not be read, unless the
-// end of the run interrupted the read.
+// end of the run interrupted the read. Meanwhile its tables are unknown, and known losses stay
+// open.
 func (d *Daemon) examinationFailed(ctx context.Context, st *state, f rules.Family, err error) {
 	if errors.Is(ctx.Err(), context.Canceled) {
 		return
@@ -167,8 +168,8 @@ func (d *Daemon) readPause(took, used time.Duration) time.Duration {
 	return max(took, readShare*(d.cpu()-used))
 }
 
-// judge examines a snapshot. A rule that was deleted by name is lost only if this very read
-// lacks it, and its grace is over.
+// judge examines a snapshot of an examination, and returns the results by table. A rule that
+// was deleted by name is lost only if this very read lacks it, and its grace is over.
 func (d *Daemon) judge(ctx context.Context, st *state, f rules.Family, snapshot iptables.Snapshot, now time.Time) map[rules.TableName]reload.Examined {
 	fs, job := st.families[f], d.job(st, f)
 	job.Over = nil

@@ -50,7 +50,7 @@ var failures = []failure{
 // is returns a function that reports whether an error is target.
 func is(target error) func(error) bool { return isAny(target) }
 
-// isAny returns a function that reports whether an error is one of these.
+// isAny returns a function for failures that reports whether an error is one of these.
 func isAny(targets ...error) func(error) bool {
 	return func(err error) bool {
 		for _, target := range targets {
@@ -62,7 +62,8 @@ func isAny(targets ...error) func(error) bool {
 	}
 }
 
-// refusedFor returns a function that reports whether a restore was refused for that reason.
+// refusedFor returns a function for failures that reports whether a restore was refused for
+// that reason.
 func refusedFor(reason iptables.Reason) func(error) bool {
 	return func(err error) bool {
 		var refused *iptables.RestoreError

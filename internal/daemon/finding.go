@@ -264,6 +264,7 @@ func (fs *familyState) anyTable(is func(*tableState) bool) bool { return anyOf(f
 func (st *state) table(id rules.TableID) *tableState { return st.families[id.Family].tables[id.Name] }
 
 // probeResult returns the label that a probe has in metrics, by the family's present verdicts.
+// By it, setKnown, setSound and openWindow see whether the family is intact.
 func (fs *familyState) probeResult() metrics.ProbeResult {
 	switch {
 	case fs.lost():

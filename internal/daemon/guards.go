@@ -38,7 +38,8 @@ type guards struct {
 	before  map[string]bool // owners that the last run guarded; nil: that is not known
 }
 
-// ownersAt returns when findOwners is due.
+// ownersAt returns when findOwners is due: at once (d.made) at first, and after changes of the
+// generation or the native tables; zero: not now.
 func (d *Daemon) ownersAt(st *state) time.Time {
 	g := &st.guards
 	switch {
@@ -68,7 +69,8 @@ func (d *Daemon) mayFindOwners(st *state) bool {
 	return read && st.allPlanted() && (!d.guardsNative() || st.native.begun)
 }
 
-// findOwners looks for owners of guarded rules. The log names each once.
+// findOwners looks for owners of guarded rules, and for words of --protect that name nothing,
+// for the status. The log names each once.
 func (d *Daemon) findOwners(ctx context.Context, st *state) {
 	g := &st.guards
 	start := time.Now()

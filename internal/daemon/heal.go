@@ -75,7 +75,8 @@ func (d *Daemon) examiner(st *state) reload.Examiner {
 	return reload.Examiner{Canary: d.cfg.Canary, Protection: d.protection(st)}
 }
 
-// replayer returns the Replayer for the present state.
+// replayer returns the Replayer for the present state. All writes of iptables' rules use it: it
+// saves new marks before, and sweeps after a proof.
 func (d *Daemon) replayer(ctx context.Context, st *state) reload.Replayer {
 	r := reload.Replayer{
 		Kernel: d.cfg.Kernel, Canary: d.cfg.Canary, Protection: d.protection(st), BeforeWrite: d.beforeWrite(ctx, st),
@@ -93,7 +94,8 @@ func (d *Daemon) replayer(ctx context.Context, st *state) reload.Replayer {
 // back and the other lost would be worst. systemd kills after 90 s, Kubernetes after 30 s.
 const stopGrace = 20 * time.Second
 
-// finishing returns a context that outlives ctx by stopGrace.
+// finishing returns a context that outlives ctx by stopGrace, for a write that must not stop
+// halfway. The function frees it.
 func finishing(ctx context.Context) (context.Context, context.CancelFunc) {
 	longer, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() { time.AfterFunc(stopGrace, cancel) })
@@ -165,7 +167,8 @@ func (d *Daemon) lostButUnread(st *state, result reload.Result) error {
 	return errors.Join(errs...)
 }
 
-// lostUnread returns why a lost table could not be judged; nil if it could.
+// lostUnread returns why a lost table could not be judged; nil if it could, or is not lost.
+// Such an error keeps the loss open.
 func (st *state) lostUnread(id rules.TableID, finding canary.Finding) error {
 	if finding.Verdict != canary.Unknown || !st.table(id).verdict.Loss() {
 		return nil
@@ -225,7 +228,8 @@ func (d *Daemon) healFailed(ctx context.Context, st *state, err error) {
 	d.logRetry(ctx, st, err)
 }
 
-// recovered ends the loss: everything is proved to be in force.
+// recovered ends the loss: everything is proved to be in force. It closes the record, and plans
+// the looks that follow a replay.
 func (d *Daemon) recovered(ctx context.Context, st *state, result reload.Result) {
 	l := st.loss
 	st.loss = nil
@@ -268,7 +272,8 @@ func (d *Daemon) recovered(ctx context.Context, st *state, result reload.Result)
 	d.logRecovery(ctx, st, l, result)
 }
 
-// worst returns the outcome for the flush record: the worst of all families.
+// worst returns the outcome for the flush record or a reply: the worst of all families, skipped
+// if there is none.
 func worst(result reload.Result) api.Outcome {
 	outcomes, worst := []api.Outcome{reload.Skipped, reload.Proved, reload.Raced, reload.Partial, reload.Failed}, 0
 	for _, fr := range result {

@@ -78,7 +78,8 @@ func (d *Daemon) recallFlushes(ctx context.Context, st *state) {
 	}
 }
 
-// Flush returns the whole record of one flush, with its rules.
+// Flush returns the whole record of one flush, with its rules. r.Name is its ID, or its number
+// in the list.
 func (d *Daemon) Flush(ctx context.Context, r api.FlushRequest) (api.FlushReply, error) {
 	list := flushes.History(d.Status().Flushes)
 	reply := api.FlushReply{Diff: []api.TableDiff{}}
@@ -159,7 +160,8 @@ func (d *Daemon) keepRecord(ctx context.Context, st *state, record api.Flush, op
 	}
 }
 
-// writeFolded writes the records in which flushes were counted since they were written.
+// writeFolded writes the records in which flushes were counted since they were written. Each
+// save calls it.
 func (d *Daemon) writeFolded(ctx context.Context, st *state) {
 	for _, id := range st.disk.folded {
 		if i := st.journal.Find(id); i >= 0 {
@@ -179,7 +181,8 @@ type comings struct {
 	lines int
 }
 
-// log returns the log for one more line.
+// log returns the log for one more line about a table that appears or disappears: after too
+// many in a minute only -v=2 shows them.
 func (c *comings) log(ctx context.Context) klog.Logger {
 	log, now := klog.FromContext(ctx), time.Now()
 	if now.Sub(c.since) > time.Minute {

@@ -56,7 +56,7 @@ func (st *state) releaseMissing(id rules.TableID, left []reload.QuarantinedRule,
 }
 
 // completeRecords ends the records whose last rule is back: they were as good as open until
-// then.
+// then. The loop calls it after each step.
 func (d *Daemon) completeRecords(ctx context.Context, st *state) {
 	st.incomplete = slices.DeleteFunc(st.incomplete, func(r incomplete) bool {
 		if r.missing.Count() > 0 {

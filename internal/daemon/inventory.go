@@ -69,8 +69,8 @@ func bare(g rules.Generation, beyondKubelet bool) bool {
 	return true
 }
 
-// inventoryAt returns when the inventory is due: after reads have shown something new, and
-// while nothing is guarded.
+// inventoryAt returns when the inventory is due: at once (d.made) at first, after reads have
+// shown something new, and while nothing is guarded.
 func (d *Daemon) inventoryAt(st *state) time.Time {
 	switch inv := &st.inventory; {
 	case inv.at.IsZero():

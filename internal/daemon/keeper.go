@@ -64,7 +64,8 @@ func (d *Daemon) keep(ctx context.Context, st *state) {
 	}
 }
 
-// keepFamily makes the family's table, unless the table exists or is to be tried later.
+// keepFamily makes the family's table, so that a flush breaks no established connections,
+// unless the table exists or is to be tried later.
 func (d *Daemon) keepFamily(ctx context.Context, f rules.Family, k *keeping) {
 	if k.state == api.KeeperKept || !k.making.TryAt.IsZero() {
 		return

@@ -56,7 +56,8 @@ func (l *looking) hint(now time.Time) {
 // plan makes a look due at that time, or before.
 func (l *looking) plan(at time.Time) { l.at = pace.Earliest(l.at, at) }
 
-// begin starts a look, and reports whether a hint caused it.
+// begin starts a look, and reports whether a hint caused it: then families whose stamp is not
+// exact need a probe.
 func (l *looking) begin(now time.Time) (woken bool) {
 	woken, l.evidence = l.woken, l.hinted
 	if l.evidence.IsZero() {

@@ -75,7 +75,8 @@ func (st *state) openLoss(f rules.Family, digest uint64) {
 	}
 }
 
-// openLossNow is openLoss for a loss that a probe or a read of that digest shows now.
+// openLossNow is openLoss for a loss that a probe or a read of that digest shows now. It also
+// estimates when the loss began.
 func (d *Daemon) openLossNow(st *state, f rules.Family, digest uint64) {
 	d.dateLoss(st, f, digest)
 	fresh := st.loss == nil
@@ -119,7 +120,8 @@ func (st *state) newFlushID(at time.Time) string {
 	}
 }
 
-// hasFlush reports whether a record has that ID, an open one included.
+// hasFlush reports whether a record has that ID, an open one included. newFlushID then tries
+// another.
 func (st *state) hasFlush(id string) bool {
 	return st.loss != nil && st.loss.record.ID == id || st.native.loss != nil && st.native.loss.record.ID == id ||
 		anyOf(st.native.waiting, func(w *api.Flush) bool { return w.ID == id }) ||

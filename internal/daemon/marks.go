@@ -90,7 +90,7 @@ func (d *Daemon) plant(ctx context.Context, st *state) {
 // errNoCanary: a table was read, and got no canary.
 var errNoCanary = errors.New("it has no canary yet")
 
-// unplanted says which tables got no canary, and why.
+// unplanted says which tables got no canary, and why, for the log of plant; nil if none.
 func unplanted(st *state, result reload.Result) error {
 	var errs []error
 	for id, tr := range flushes.TablesOf(result) {

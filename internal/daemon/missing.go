@@ -42,7 +42,7 @@ const (
 	missingSaidEvery = time.Minute
 )
 
-// is reports whether h of a finding is this jump, or a rule of this chain.
+// is reports whether h of a finding or a job is this jump, or a rule of this chain.
 func (m missing) is(id rules.TableID, h rules.Jump) bool {
 	if !rules.Builtin(id.Name, m.jump.Chain) {
 		return m.jump.Chain == h.Chain
@@ -173,8 +173,9 @@ func (d *Daemon) planGraces(st *state, id rules.TableID, f canary.Finding) {
 	}
 }
 
-// followMissing notes the rules that an examination found missing and that their owner may have
-// deleted: since when, and by which process.
+// followMissing notes the rules that an examination (x, by judge) found missing and that their
+// owner may have deleted: since when, and by which process. It logs rules that are missing for
+// longer than missingSaidAfter.
 func (d *Daemon) followMissing(ctx context.Context, st *state, id rules.TableID, x reload.Examined, now time.Time) {
 	fs, ts := st.families[id.Family], st.table(id)
 	log := klog.FromContext(ctx).WithValues("family", id.Family, "table", id.Name)

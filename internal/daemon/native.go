@@ -202,7 +202,8 @@ func (r *nativeRealm) families() []tableid.Family {
 	return slices.Compact(all)
 }
 
-// nativeChores are the rows of the loop's table that are about native tables.
+// nativeChores are the rows of the loop's table that are about native tables. They follow the
+// heal of iptables' tables.
 func (d *Daemon) nativeChores() []chore {
 	return []chore{
 		{"look at native tables", func(st *state) time.Time { return st.native.lookAt }, nil, readLimit, d.lookNative},

@@ -116,7 +116,8 @@ func (l *nativeLoss) lostAgain(repairs []native.Repair) bool {
 }
 
 // replayNative writes a plan, and proves the repairs that the kernel took, which it returns.
-// The error is nil if these are all repairs, and proved.
+// The error is nil if these are all repairs, and proved. Else healNative or restoreNative plans
+// and tries again.
 func (d *Daemon) replayNative(ctx context.Context, st *state, plan nativePlan) (done []native.Repair, err error) {
 	done, err = d.writeNative(ctx, st, plan)
 	if len(done) > 0 {
@@ -146,8 +147,8 @@ type nativePlan struct {
 }
 
 // planNative reads the wanted tables that may be lost; wanted gets nil for an unknown table. It
-// plans to put lost tables back, more of them if an operator asked for it. It learns a table
-// that its owner changed.
+// plans to put lost tables back, for an operator (asked) also those that canaryd does not put
+// back unasked. It learns a table that its owner changed.
 func (d *Daemon) planNative(ctx context.Context, st *state, wanted func(*nativeTable) bool, asked bool) (plan nativePlan, err error) {
 	r := &st.native
 	if plan.seen, err = d.hearAndSight(ctx, st, wanted); err != nil {
@@ -345,7 +346,8 @@ func (l *nativeLoss) sweepLater(id tableid.TableID) {
 	l.unswept[id] = true
 }
 
-// nativeFailed plans the next try and says why there is one.
+// nativeFailed plans the next try after err, and says in the record, the status and the log why
+// the rules are still missing.
 func (d *Daemon) nativeFailed(ctx context.Context, st *state, err error) {
 	l := st.native.loss
 	l.attempts++
@@ -382,7 +384,8 @@ func (d *Daemon) holdNative(ctx context.Context, st *state) {
 	d.witnessesDue(st)
 }
 
-// resumeNative makes the replay of a loss due at once, after a pause.
+// resumeNative makes the replay of a loss due at once, after a pause. When a pause begins,
+// healNative then records the loss and holds it.
 func (st *state) resumeNative() {
 	if l := st.native.loss; l != nil {
 		l.retry.At = time.Now()

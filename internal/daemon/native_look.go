@@ -268,7 +268,8 @@ func (d *Daemon) noteDrift(ctx context.Context, r *native.Ruleset) {
 
 var errDrifted = errors.New("the kernel's notifications do not add up to its dump")
 
-// noteOverLimit logs once that there are more tables than canaryd guards.
+// noteOverLimit notes for the status how many tables are more than canaryd guards, and logs it
+// once.
 func (d *Daemon) noteOverLimit(ctx context.Context, r *nativeRealm, overLimit int) {
 	if r.overLimit = overLimit; overLimit == 0 {
 		r.limits.Over()
@@ -321,8 +322,8 @@ func (d *Daemon) judgeNative(id tableid.TableID, t *nativeTable, seen nativeSigh
 	return native.Judge(e)
 }
 
-// adoptNative accepts an owner's change: it adopts the content of the table, or forgets a table
-// that its owner removed.
+// adoptNative accepts an owner's change, an intact table, or an operator's decision (f). It
+// adopts the content of the table, or forgets a table that its owner removed.
 func (d *Daemon) adoptNative(ctx context.Context, st *state, id tableid.TableID, seen nativeSight, f native.Finding) {
 	d.nativeBack(ctx, st, id, seen.Tables[id] != nil)
 	if seen.Tables[id] != nil {

@@ -68,7 +68,7 @@ func (d *Daemon) holdRefused(ctx context.Context, st *state, repair native.Repai
 	d.hold(st, t, slices.Concat(still, nativestore.Lasting(refused)))
 }
 
-// logHeld logs the parts that a replay left out of a native table.
+// logHeld logs the parts that a replay or a restore left out of a native table.
 func logHeld(ctx context.Context, id tableid.TableID, held []native.Held) {
 	log, waiting := klog.FromContext(ctx), 0
 	missing := slices.DeleteFunc(slices.Clone(held), func(h native.Held) bool { return h.Waits })

@@ -108,7 +108,8 @@ func (d *Daemon) recordNative(ctx context.Context, st *state, repairs []native.R
 	}
 }
 
-// addNativeLosses puts tables into the open record that it does not have, and returns how many.
+// addNativeLosses puts tables into the open record that it lacks, and returns how many to
+// announce.
 func (d *Daemon) addNativeLosses(st *state, repairs []native.Repair) (added int) {
 	l := st.native.loss
 	for _, repair := range repairs {

@@ -36,7 +36,8 @@ type rehearsal struct {
 	first error
 }
 
-// plan plans a rehearsal of learned content. It follows a rehearsal that is under way.
+// plan plans a rehearsal of content that adopt has learned, once in rehearseEvery. It follows a
+// rehearsal that is under way.
 func (h *rehearsal) plan(now time.Time) {
 	if h.at.IsZero() {
 		h.at = now

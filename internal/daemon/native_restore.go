@@ -83,8 +83,8 @@ type nativeAsked struct {
 	less   map[tableid.TableID]error       // the parts and devices that they lack
 }
 
-// take notes the losses that another round found. A round that could read nothing changes
-// nothing.
+// take notes the losses that a round of restoreNative found: they are not back, also if an
+// earlier round had put them back. A round that could read nothing changes nothing.
 func (a *nativeAsked) take(plan nativePlan) {
 	if plan.seen.Ruleset == nil {
 		return

@@ -65,7 +65,8 @@ func (d *Daemon) rider(ctx context.Context, st *state, ride *nativeRide) *iptabl
 	}
 }
 
-// mayRide reports whether the kernel is expected to take the repairs, and to take them soon.
+// mayRide reports whether the kernel is expected to take the repairs, and to take them soon: a
+// refused ride would delay iptables' rules.
 func (r *nativeRealm) mayRide(repairs []native.Repair) bool {
 	size := 0
 	for _, repair := range repairs {

@@ -159,7 +159,8 @@ func (d *Daemon) leaveNative(ctx context.Context, st *state) {
 	d.saveNative(ctx, st)
 }
 
-// stopNative removes canaryd's witnesses and its state of native tables, after a cleanup.
+// stopNative removes canaryd's witnesses and its state of native tables, also on disk, after a
+// cleanup.
 func (d *Daemon) stopNative(st *state) error {
 	if !d.guardsNative() {
 		return nil

@@ -63,7 +63,8 @@ func (d *Daemon) awaken(st *state, wanted func(nft.Table) bool) (awake bool, err
 	return true, nil
 }
 
-// nativeUnknown notes that the state of native tables is not known now. It puts nothing back.
+// nativeUnknown notes that the state of native tables is not known now, because of err: the
+// status shows it, and a look follows. It puts nothing back.
 func (d *Daemon) nativeUnknown(ctx context.Context, st *state, err error) {
 	if st.native.trouble.Met(err, time.Now()) {
 		klog.FromContext(ctx).Error(err, "The native tables could not be read; canaryd does not know whether they lost rules")

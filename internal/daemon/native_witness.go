@@ -99,7 +99,8 @@ func (d *Daemon) plantNow(ctx context.Context, st *state) error {
 	return nil
 }
 
-// planted notes witnesses that were written, by their nonces.
+// planted notes witnesses that were written, by their nonces: adopt gives them to the tables
+// that it learns.
 func (r *nativeRealm) planted(nonces map[tableid.Family]string) {
 	for family, nonce := range nonces {
 		r.witness[family] = native.NewWitness(nonce, r.witness[family].Taken)

@@ -117,7 +117,7 @@ func (d *Daemon) readLoss(ctx context.Context, st *state) (map[rules.TableID]flu
 }
 
 // resumeLearning ends the open records of observe mode once every table is learned again, with
-// this outcome, and this line in the log.
+// this outcome, and this line in the log (what). Examinations and restores call it.
 func (d *Daemon) resumeLearning(ctx context.Context, st *state, outcome api.Outcome, what string) {
 	if st.observedSince.IsZero() || st.anyFamily((*familyState).learningStopped) {
 		return

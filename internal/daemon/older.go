@@ -24,7 +24,8 @@ type older struct {
 	replayed bool                       // a table was lost, and is put back from them
 }
 
-// olderText names a generation that was saved then, and lacks so many changes.
+// olderText names a generation that was saved then, and lacks so many changes, for the log, the
+// status and flush records.
 func olderText(saved time.Time, changes int) string {
 	text := "one change since was not kept"
 	if changes > 1 {

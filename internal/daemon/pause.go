@@ -31,7 +31,8 @@ type pause struct {
 	why   string
 }
 
-// pauseToKeep returns the pause as the disk has it; nil if there is none.
+// pauseToKeep returns the pause as the disk has it; nil if there is none. Its end is also an
+// uptime, because a clock may be set.
 func (d *Daemon) pauseToKeep(st *state) *reload.Pause {
 	if !st.pause.on() {
 		return nil

@@ -21,7 +21,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// lookAtPods reads libcni's files, at most once in each poll interval.
+// lookAtPods reads libcni's files, at most once in each poll interval, so that rules of pods
+// that are gone are no loss.
 func (d *Daemon) lookAtPods(ctx context.Context, st *state) {
 	if time.Since(st.pods.ReadAt) >= d.cfg.PollInterval {
 		d.readPods(ctx, st)

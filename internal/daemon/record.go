@@ -96,7 +96,8 @@ func (d *Daemon) count(l *loss, fresh flushes.Verdicts) {
 	}
 }
 
-// logNotice logs that a flush was noticed, before anything is done about it.
+// logNotice logs that a flush was noticed, once for each loss, before anything is done about
+// it.
 func (d *Daemon) logNotice(ctx context.Context, st *state) {
 	next := "replaying the generation"
 	if st.mode == api.Observe {

@@ -20,8 +20,8 @@ type unreadLoss struct {
 	hit    flushes.Verdicts
 }
 
-// showUnread gives the open loss a record for the status while nothing has been read. A drill's
-// loss gets none.
+// showUnread gives the open loss a record for the status while nothing has been read: a lock is
+// held, or a try has failed. A drill's loss gets none.
 func (d *Daemon) showUnread(st *state) {
 	l := st.loss
 	if l.recorded || st.drills.Under != nil {

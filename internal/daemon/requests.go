@@ -24,8 +24,8 @@ var errStopped = errors.New("`canaryd cleanup` removed canaryd's marks, and cana
 // undo as drift at once.
 var errDeclared = errors.New("a declared source is in use: change its rules instead of restoring an older generation")
 
-// askGuard runs do between the loop's steps and publishes the state after it. It fails after a
-// cleanup.
+// askGuard runs do between the loop's steps, for a request, and publishes the state after it.
+// It fails after a cleanup.
 func (d *Daemon) askGuard(ctx context.Context, do func(context.Context, *state) error) error {
 	var failed error
 	err := d.ask(ctx, func(ctx context.Context, st *state) {
@@ -39,7 +39,8 @@ func (d *Daemon) askGuard(ctx context.Context, do func(context.Context, *state) 
 	return errors.Join(err, failed)
 }
 
-// Look looks now, examines everything, and returns the Status of then.
+// Look looks now, examines everything, and returns the Status of then, for `canaryd status
+// --look` and tests.
 func (d *Daemon) Look(ctx context.Context) (api.Status, error) {
 	err := d.ask(ctx, func(ctx context.Context, st *state) {
 		if st.removed {
@@ -147,8 +148,8 @@ func (d *Daemon) restoreNow(ctx context.Context, st *state, r api.RestoreRequest
 	return d.restored(ctx, st, r.Generation, reply, result), err
 }
 
-// olderGeneration returns the generation of that ID as it may be restored here. Declared rules
-// stay as they are.
+// olderGeneration returns the generation of that ID as it may be restored here: only protected
+// rules. Declared rules stay as they are.
 func (d *Daemon) olderGeneration(st *state, id string) (rules.Generation, error) {
 	if st.declared.now.Generation != nil && !st.decision.of(id) {
 		return nil, errDeclared

@@ -116,8 +116,9 @@ func (d *Daemon) saveGeneration(st *state) error {
 	return err
 }
 
-// saveBytes writes the bytes of the rules that ought to be in force. Its error does not concern
-// the generation, which is on disk: the next confirmation tries again.
+// saveBytes writes the bytes of the rules that ought to be in force: with them a replay needs
+// no iptables. Its error does not concern the generation, which is on disk: the next
+// confirmation tries again.
 func (d *Daemon) saveBytes(ctx context.Context, st *state) {
 	if st.disk.noBytes.Report(pace.Warnings(ctx), d.cfg.Store.SaveBytes(st.want()), "The bytes of rules are not on disk; iptables will write rules that are flushed while canaryd is down") {
 		klog.FromContext(ctx).Info("The bytes of rules are on disk again")

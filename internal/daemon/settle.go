@@ -88,8 +88,8 @@ func (d *Daemon) wrote(ctx context.Context, st *state, l *lull) bool {
 	return true
 }
 
-// awaitQuiet waits until no process wrote for so long, or the lull is over. With brief
-// it returns true as soon as a process writes.
+// awaitQuiet waits until no process wrote for so long (long), or the lull is over. With brief
+// it returns true as soon as a process writes: a plan that was made meanwhile is void.
 func (d *Daemon) awaitQuiet(ctx context.Context, st *state, l *lull, long time.Duration, brief bool) bool {
 	const look = time.Millisecond // to read the stamps takes 3 to 24 µs
 	for time.Since(l.quiet) < long && time.Now().Before(l.end) {
@@ -128,7 +128,8 @@ func (d *Daemon) plansAhead(st *state) bool {
 }
 
 // settle waits until the flusher is done. If a replay can be planned meanwhile, it returns a
-// function that waits for the rest of the time; else nil.
+// function that waits for the rest of the time (Job.Settle); else nil. The function reports
+// whether a process wrote.
 func (d *Daemon) settle(ctx context.Context, st *state) func(context.Context, reload.Memory) (reload.Memory, bool) {
 	if !st.loss.noticeLogged { // before the wait for the flusher: the log shows a flush while it happens
 		st.loss.noticeLogged = true

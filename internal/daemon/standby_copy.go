@@ -77,7 +77,8 @@ func (d *Daemon) followStandby(ctx context.Context, st *state) {
 	}
 }
 
-// idle returns why a table needs no copy, or gets none; "" if it gets one.
+// idle returns why a table needs no copy, or gets none: followStandby then deletes it. It
+// returns "" if it gets one.
 func (d *Daemon) idle(st *state, s *standbyOf) string {
 	if st.mode != api.Heal {
 		return whyObserve

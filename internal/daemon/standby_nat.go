@@ -81,8 +81,9 @@ func (c *natCopy) record(st *state) *api.Flush {
 // ought returns the section that ought to be in force.
 func (c *natCopy) ought(st *state) rules.Section { return st.want()[c.id] }
 
-// basisOf returns the present basis of the decision; false while nat is not known to be in force as
-// its owners want it.
+// basisOf returns the present basis of the decision: another basis than the last one makes
+// followStandby due. It returns false while nat is not known to be in force as its owners want
+// it.
 func (c *natCopy) basisOf(st *state) (standbyBasis, bool) {
 	fs := st.families[c.id.Family]
 	nat := fs.tables[rules.Nat]

@@ -105,7 +105,7 @@ func (d *Daemon) judgeRemains(ctx context.Context, st *state) {
 }
 
 // guardedBefore returns a Reader of the backend that the earlier run guarded, and its close
-// function.
+// function. It fails if that backend cannot be opened.
 func (d *Daemon) guardedBefore(ctx context.Context, r reload.Remains) (Reader, func(), error) {
 	backend := iptables.Backend(r.Identity.Backend)
 	if backend == d.cfg.Kernel.Info().Backend {
@@ -212,6 +212,7 @@ func (d *Daemon) openDecision(ctx context.Context, st *state, found map[rules.Ta
 }
 
 // add adds lost tables to the decision and returns the new ones, none if no rule was lost.
+// openDecision records these.
 func (w *decision) add(found map[rules.TableID]flushes.Hit) flushes.Verdicts {
 	fresh := flushes.Verdicts{}
 	if !anyOf(found, func(h flushes.Hit) bool { return h.Lost.Rules > 0 }) {

@@ -83,8 +83,8 @@ func (d *Daemon) unansweredNative(st *state, id tableid.TableID) *nativeLoss {
 	return l
 }
 
-// closeUnanswered closes the unanswered records that no loss continues, once everything was
-// read.
+// closeUnanswered closes the unanswered records that no loss continues as interrupted, once
+// everything was read. The loop calls it after each step.
 func (d *Daemon) closeUnanswered(ctx context.Context, st *state) {
 	if len(st.unanswered) == 0 || st.loss != nil || st.native.loss != nil || lastKnown(st).IsZero() || d.guardsNative() && !st.native.begun {
 		return

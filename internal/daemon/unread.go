@@ -155,7 +155,8 @@ func (st *state) publishUnread(s *api.Status) {
 	}
 }
 
-// PublicUnread returns a file that cannot be read as a Status has it.
+// PublicUnread returns a file that cannot be read as a Status has it, with the operator's
+// choices.
 func PublicUnread(u reload.Unread) api.UnreadState {
 	p := api.UnreadState{File: u.File, Reason: u.Reason, Since: u.Since, Native: u.Native, Table: u.Table, Dismiss: dismissCommand}
 	if u.Older != "" {
