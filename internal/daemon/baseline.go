@@ -51,8 +51,8 @@ func (st *state) compareBaseline() {
 	}
 }
 
-// awaitBaseline waits until the loop has the baseline from disk. Only requests that show or
-// change it wait.
+// awaitBaseline waits until the loop has the baseline from disk, for requests that depend on
+// it: Baseline, and dry runs of Restore.
 func (d *Daemon) awaitBaseline(ctx context.Context) error {
 	select {
 	case <-d.baselineTaken:

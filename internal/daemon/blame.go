@@ -77,7 +77,7 @@ func (st *state) suspected(l *loss, id rules.TableID, v canary.Verdict) canary.F
 }
 
 // noteRemoval remembers a removal that was learned. It reports whether an agent or a script may
-// have removed the rules, and may delete the marks next: learn then holds the marks. It returns
+// have removed the rules, and may delete the marks next: learn then holds the marks. It is also
 // true if the process is not known.
 func (d *Daemon) noteRemoval(st *state, id rules.TableID, was, is rules.Section, now time.Time) (mayPurge bool) {
 	r := reload.RemovalOf(id, was, is, now)

@@ -45,8 +45,8 @@ func (d *Daemon) write(ctx context.Context, record api.Flush, diff []api.TableDi
 	}
 }
 
-// reportJournal notes whether the journal could be written (nil), for status, metrics and log.
-// Any goroutine may call it.
+// reportJournal notes whether the journal could be written (err is nil), for status, metrics
+// and log. Any goroutine may call it.
 func (d *Daemon) reportJournal(ctx context.Context, err error) {
 	if err != nil {
 		d.cfg.Metrics.ObserveJournalError()

@@ -155,8 +155,8 @@ type nativeDeed struct {
 // took reports whether the commit deleted something in the table.
 func (d nativeDeed) took() bool { return len(d.Rules)+len(d.Elements)+d.Lost > 0 }
 
-// newNativeRealm returns the loop's knowledge before any read. If Wake is set, it sleeps until
-// there is a table to guard.
+// newNativeRealm returns the loop's knowledge of native tables before any read. If Wake is set,
+// canaryd reads none until there is a table to guard.
 func (d *Daemon) newNativeRealm() nativeRealm {
 	r := nativeRealm{tables: map[tableid.TableID]*nativeTable{}, immune: map[tableid.TableID]bool{},
 		witness: map[tableid.Family]native.Witness{}, waiting: map[tableid.TableID]*api.Flush{}, limit: reload.NewLimiter()}

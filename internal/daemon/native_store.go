@@ -45,8 +45,8 @@ func (s *nativeDisk) moved(now time.Time) {
 }
 
 // saveNative writes the tables, and until when they were known to be in force. It is a chore:
-// after changes, and else about once in confirmEvery. If the write fails, a note says what the
-// disk lacks.
+// after changes, and else about once in confirmEvery. If the write fails, it tries to leave a
+// note on disk (nativeBehind).
 func (d *Daemon) saveNative(ctx context.Context, st *state) {
 	r := &st.native
 	r.disk.saveAt = time.Time{}

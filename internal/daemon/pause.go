@@ -61,7 +61,7 @@ func (p *pause) on() bool { return !p.until.IsZero() }
 // mostName is how many characters of a name that a client gave are kept.
 const mostName = 64
 
-// shortened returns the first characters of a client's text, most of them at the most, to fit
+// shortened returns the beginning of a client's text, at most so many characters (most), to fit
 // into a line. Control characters are escaped.
 func shortened(text string, most int) string {
 	var b strings.Builder

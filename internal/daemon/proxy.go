@@ -46,8 +46,8 @@ type kubeProxy struct {
 	askAt    time.Time // when it is asked for; zero: the canary is not back yet
 }
 
-// saw notes whether kube-proxy's canary was in place at that time (stands), after each full
-// read. If the table was not read (read), its absence is not known.
+// saw notes whether kube-proxy's canary was in place at that time, after each full read. If the
+// table could not be read, its absence is not known.
 func (p *kubeProxy) saw(stands, read bool, now time.Time) {
 	switch {
 	case p.askUntil.Before(now):

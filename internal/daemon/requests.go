@@ -39,8 +39,8 @@ func (d *Daemon) askGuard(ctx context.Context, do func(context.Context, *state) 
 	return errors.Join(err, failed)
 }
 
-// Look looks now, examines everything, and returns the Status of then, for `canaryd status
-// --look` and tests.
+// Look looks now, examines everything, and returns the Status of then: `canaryd check` and
+// tests call it.
 func (d *Daemon) Look(ctx context.Context) (api.Status, error) {
 	err := d.ask(ctx, func(ctx context.Context, st *state) {
 		if st.removed {

@@ -106,8 +106,9 @@ func (d *Daemon) dropUnread(ctx context.Context, st *state, decided func(reload.
 	return n
 }
 
-// dropStanding drops the files, native or not, whose rules are in force again, as stands says.
-// The generations that they may have held have IDs, and an ID is of the content.
+// dropStanding drops the files whose rules are in force again, of native tables or of iptables'
+// tables. The generations that they may have held have IDs, and an ID is of the content; stands
+// reports whether that content is in force.
 func (d *Daemon) dropStanding(ctx context.Context, st *state, native bool, stands func(id string) bool) {
 	n := d.dropUnread(ctx, st, func(u reload.Unread) bool {
 		return u.Native == native && len(u.IDs) > 0 && !slices.ContainsFunc(u.IDs, func(id string) bool { return !stands(id) })
