@@ -42,16 +42,17 @@ func (d *Daemon) finish(ctx context.Context, st *state) {
 	}
 }
 
-// confirm notes until when everything was known to be in force. That is when the tables were
-// last known, not when the disk is written.
+// confirm notes until when everything was known to be in force, for the disk. That is when the
+// tables were last known, not when the disk is written.
 func (d *Daemon) confirm(st *state) {
 	if at := lastKnown(st); !at.IsZero() {
 		st.absence.confirmed, st.absence.uptime = at, d.cfg.Uptime()-time.Since(at)
 	}
 }
 
-// inForceAt returns the time at which the machine had been up for that long. It returns zero if
-// that time is in the future, because then the uptime is from another clock.
+// inForceAt returns the time at which the machine had been up for that long, for the uptime
+// that the last run stored. It returns zero if that time is in the future, because then the
+// uptime is from another clock.
 func (d *Daemon) inForceAt(uptime time.Duration) time.Time {
 	age := d.cfg.Uptime() - uptime
 	if age < 0 {
@@ -60,8 +61,8 @@ func (d *Daemon) inForceAt(uptime time.Duration) time.Time {
 	return time.Now().Add(-age)
 }
 
-// boundAbsence notes that the open loss may have begun long before it was seen. That is so if
-// this run never knew the content of the family's tables.
+// boundAbsence notes that the open loss may have begun long before it was seen (LastInForce).
+// That is so if this run never knew the content of the family's tables. openLoss calls it.
 func (st *state) boundAbsence(f rules.Family) {
 	if r := &st.loss.record; st.families[f].known.at.IsZero() && r.LastInForce.IsZero() {
 		r.LastInForce = st.absence.lastRun
@@ -83,7 +84,8 @@ func (l *stalls) add(s stall) {
 	*l = (*l)[max(len(*l)-stallsKept, 0):]
 }
 
-// at returns the stall in which a message was read, or that ended right then.
+// at returns the stall in which a message was read, or that ended right then. A record then
+// says that the loss may have begun with the stall.
 func (l stalls) at(t time.Time) (s stall, found bool) {
 	i := slices.IndexFunc(l, func(s stall) bool { return t.After(s.begin) && !t.After(s.end) })
 	if i < 0 {
@@ -96,8 +98,8 @@ func (l stalls) at(t time.Time) (s stall, found bool) {
 // stopped, or starved of the processor. Messages and hints of a stall do not show their time.
 func (d *Daemon) stalledAfter() time.Duration { return d.cfg.PollInterval + d.cfg.PollInterval/2 }
 
-// boundStall notes that the open loss may have begun at any time since the look before, if
-// canaryd stalled since then.
+// boundStall notes that a loss that was opened just now may have begun at any time since the
+// look before, if canaryd stalled since then.
 func (d *Daemon) boundStall(st *state, f rules.Family) {
 	fs, r := st.families[f], &st.loss.record
 	last := pace.Latest(pace.Latest(st.looking.before, fs.known.at), fs.written)

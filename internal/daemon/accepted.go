@@ -20,15 +20,15 @@ import (
 // canaryd learns the removals of rules' owners. A removal so large that it may be a flush is
 // reported once by the log, and by the status for acceptedFor (internal/accepted).
 
-// accept notes a removal by a table's owners, if it is to be reported. before and after are the
-// generation's sections.
+// accept notes a removal by a table's owners, if it is so large that it is to be reported.
+// before and after are the generation's sections.
 func (st *state) accept(id rules.TableID, before, after rules.Section, now time.Time) {
 	fs := st.families[id.Family]
 	st.accepted.Learn(id, before, after, culprit.Read{Digest: fs.examined.digest, At: fs.examined.since}, st.generation.learned, now)
 }
 
-// sayAccepted finds the process behind each removal, and reports it. Another removal from the
-// same chain within acceptedFor is counted, and not logged again.
+// sayAccepted finds the process behind each removal that is due, and reports it. Another
+// removal from the same chain within acceptedFor is counted, and not logged again.
 func (d *Daemon) sayAccepted(ctx context.Context, st *state) {
 	q := d.inquire(ctx)
 	for _, f := range st.accepted.Due(time.Now()) {
@@ -72,9 +72,9 @@ func logRemoval(ctx context.Context, a api.Accepted) {
 }
 
 // acceptNative reports large removals from a native table that canaryd takes for its owner's
-// doing. adoptNative and learnBefore call it right before now becomes the expected content.
-// It reports nothing if an operator has accepted the table. The same holds for a stored table
-// that is too old, or one whose content was in force at the end of the last run.
+// doing. now is the content that adoptNative or learnBefore is about to expect. It reports
+// nothing for a new table, or if an operator has accepted the table. The same holds for a
+// stored table that is too old, or whose last content in force is now's.
 func (d *Daemon) acceptNative(st *state, t *nativeTable, now nativeLearned) {
 	if t.want == nil || t.old || t.accept || t.inForce == nativestore.IDOf(now.Digest) {
 		return

@@ -41,7 +41,8 @@ type backendCheck struct {
 	trouble pace.Trouble
 }
 
-// run sends new evidence until ctx ends.
+// run sends new evidence to the loop, which calls takeEvidence, until ctx ends. It logs that
+// the backends cannot be compared.
 func (s *backendCheck) run(ctx context.Context, found chan<- iptables.Evidence) {
 	for {
 		select {
@@ -64,8 +65,8 @@ func (s *backendCheck) run(ctx context.Context, found chan<- iptables.Evidence) 
 	}
 }
 
-// check reports whether there is new evidence. After a failure it tries again, and the last
-// evidence remains.
+// check reports whether there is new evidence (s.last), which run then sends to the loop. After
+// a failure it tries again, and the last evidence remains.
 func (s *backendCheck) check(ctx context.Context) (bool, error) {
 	s.wait = checkBackendEvery
 	if !s.confirm {
@@ -99,8 +100,9 @@ type choice struct {
 	mismatch bool // so was the one before it
 }
 
-// takeEvidence notes new evidence. It never changes the backend: marks and guarded rules are on
-// the backend with which canaryd was started.
+// takeEvidence notes new evidence for the status and the log: the other backend may be in use
+// by now. It never changes the backend: marks and guarded rules are on the backend with which
+// canaryd was started.
 func (d *Daemon) takeEvidence(ctx context.Context, st *state, e iptables.Evidence) {
 	log, ours := klog.FromContext(ctx), d.cfg.Kernel.Info().Backend
 	was, is := st.choice, choice{reason: e.Reason, mixed: e.Mixed, doubtful: favoursOther(e, ours)}

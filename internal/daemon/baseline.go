@@ -18,7 +18,8 @@ import (
 // back after a flush. A baseline shows an operator the rules that are new since the last
 // confirmation. No verdict, no replay and no refusal depends on it.
 
-// loadBaseline reads the baseline, outside of the loop.
+// loadBaseline reads the baseline in a goroutine of its own at the start, so that no flush
+// waits for that; takeBaseline takes it.
 func (d *Daemon) loadBaseline() baseline.Known {
 	if d.cfg.Store == nil {
 		return baseline.None()
@@ -26,7 +27,8 @@ func (d *Daemon) loadBaseline() baseline.Known {
 	return baseline.Of(d.cfg.Store.LoadBaseline())
 }
 
-// takeBaseline takes the baseline from disk into the state.
+// takeBaseline takes the baseline from disk into the state, and lets the requests go on that
+// wait for it (baselineTaken).
 func (d *Daemon) takeBaseline(ctx context.Context, st *state, read baseline.Known) {
 	defer close(d.baselineTaken)
 	st.baseline = read
@@ -41,14 +43,16 @@ func (d *Daemon) compareAt(st *state) time.Time {
 	return st.baseline.CompareAt(st.generation.edition, d.made)
 }
 
-// compareBaseline compares the generation with the baseline.
+// compareBaseline compares the generation with the baseline, if it has changed since: the
+// status shows the rules that are new.
 func (st *state) compareBaseline() {
 	if edition := st.generation.edition; st.baseline.Behind(edition) {
 		st.baseline.Compare(edition, st.want())
 	}
 }
 
-// awaitBaseline waits until the loop has the baseline from disk.
+// awaitBaseline waits until the loop has the baseline from disk, for requests that depend on
+// it: Baseline, and dry runs of Restore.
 func (d *Daemon) awaitBaseline(ctx context.Context) error {
 	select {
 	case <-d.baselineTaken:
@@ -88,8 +92,8 @@ func (d *Daemon) Baseline(ctx context.Context, r api.BaselineRequest) (api.Basel
 	}
 }
 
-// confirmBaseline writes a generation as the baseline. The loop keeps running meanwhile: at
-// 5,000 services the write takes half a second.
+// confirmBaseline writes the generation of that ID as the baseline, the present one if the ID
+// is "". The loop keeps running meanwhile: at 5,000 services the write takes half a second.
 func (d *Daemon) confirmBaseline(ctx context.Context, id string) (api.BaselineReply, error) {
 	d.confirming.Lock()
 	defer d.confirming.Unlock()
@@ -122,7 +126,7 @@ func (d *Daemon) confirmBaseline(ctx context.Context, id string) (api.BaselineRe
 }
 
 // setBaseline has the loop compare with another baseline, unless next is nil, and returns the
-// result.
+// result as the reply: Baseline and confirmBaseline end with it.
 func (d *Daemon) setBaseline(ctx context.Context, next *baseline.Known) (api.BaselineReply, error) {
 	var reply api.BaselineReply
 	err := d.ask(ctx, func(ctx context.Context, st *state) {

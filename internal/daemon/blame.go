@@ -14,7 +14,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// inquire returns an Inquiry with the present knowledge of writers and commits.
+// inquire returns an Inquiry with the present knowledge of writers and commits, to find the
+// processes that took rules.
 func (d *Daemon) inquire(ctx context.Context) culprit.Inquiry {
 	q := culprit.Inquiry{Canary: d.cfg.Canary, Writers: d.cfg.Writers, Own: d.cfg.Kernel.Own, Legacy: d.cfg.Kernel.Info().Backend == iptables.Legacy}
 	if !q.Legacy {
@@ -23,7 +24,9 @@ func (d *Daemon) inquire(ctx context.Context) culprit.Inquiry {
 	return q
 }
 
-// charge returns the Charge with which an Inquiry is asked about one table.
+// charge returns the Charge with which an Inquiry looks for a table's culprits; finding is the
+// table's loss. upto is the digest or genid of the read that showed it: later commits are not
+// blamed.
 func (d *Daemon) charge(st *state, id rules.TableID, finding canary.Finding, upto uint64) culprit.Charge {
 	fs, mark := st.families[id.Family], st.marks.current[id]
 	c := culprit.Charge{ID: id, Finding: finding, Canary: d.cfg.Canary, Nonces: []canary.Nonce{mark.Nonce},
@@ -40,10 +43,10 @@ func (d *Daemon) charge(st *state, id rules.TableID, finding canary.Finding, upt
 	return c
 }
 
-// blame names the likely culprits, as far as they are known before the loss is read under
-// guard. It runs after the wait for the flusher, because a probe sees a commit a moment before
-// the watcher has read its message. recordLosses finds the culprits that the record names in
-// the end.
+// blame names the likely culprits in the record of l, as far as they are known before the loss
+// is read under guard. It runs after the wait for the flusher, because a probe sees a commit a
+// moment before the watcher has read its message. recordLosses finds the culprits that the
+// record names in the end.
 func (d *Daemon) blame(ctx context.Context, st *state, l *loss) {
 	q := d.inquire(ctx)
 	q.Purge = st.purges.Current(time.Now())
@@ -59,8 +62,8 @@ func (d *Daemon) blame(ctx context.Context, st *state, l *loss) {
 	flushes.SettleCulprit(&l.record)
 }
 
-// suspected returns the known loss of a table: the finding of a read, or else of a probe of its
-// marks.
+// suspected returns the known loss of a table for blame: the finding of a read, or else of a
+// probe of its marks. v is its present verdict.
 func (st *state) suspected(l *loss, id rules.TableID, v canary.Verdict) canary.Finding {
 	finding := l.memory.Finding(id)
 	if finding.Verdict.Loss() || !v.Loss() {
@@ -74,8 +77,8 @@ func (st *state) suspected(l *loss, id rules.TableID, v canary.Verdict) canary.F
 }
 
 // noteRemoval remembers a removal that was learned. It reports whether an agent or a script may
-// have removed the rules, and may delete the marks next. It returns true if the process is not
-// known.
+// have removed the rules, and may delete the marks next: learn then holds the marks. It is also
+// true if the process is not known.
 func (d *Daemon) noteRemoval(st *state, id rules.TableID, was, is rules.Section, now time.Time) (mayPurge bool) {
 	r := reload.RemovalOf(id, was, is, now)
 	if r.Empty() {
@@ -91,7 +94,8 @@ func (d *Daemon) noteRemoval(st *state, id rules.TableID, was, is rules.Section,
 }
 
 // noticePurge finds the processes that deleted marks by name. It reports whether rules that
-// they deleted before had been learned as removed, and belong to the generation again.
+// they deleted before had been learned as removed, and belong to the generation again: the loss
+// then needs another replay.
 func (d *Daemon) noticePurge(ctx context.Context, st *state) (recalled bool) {
 	now, q := time.Now(), d.inquire(ctx)
 	if st.loss.drill == nil && st.drills.Under == nil {
@@ -115,7 +119,8 @@ func (d *Daemon) recallPurged(st *state, q culprit.Inquiry) (found bool) {
 	return len(from) > 0
 }
 
-// recallLate is recallPurged for removals whose process became known only now.
+// recallLate is recallPurged for removals whose process became known only now. Each examination
+// calls it.
 func (d *Daemon) recallLate(st *state) {
 	if st.purges.MayRecall(time.Now()) {
 		d.recallPurged(st, d.inquire(context.Background()))
@@ -123,8 +128,8 @@ func (d *Daemon) recallLate(st *state) {
 }
 
 // purged returns a function about rules of a chain, or its jump to target, that a read lacks.
-// The function reports whether a purge took them, or a flusher took the chain. It is nil while
-// neither is under way.
+// The function reports whether a purge took them, or a flusher took the chain: then they are
+// lost, and not removed by their owner (Job.Purged). It is nil while neither is under way.
 func (d *Daemon) purged(st *state) func(rules.TableID, string, string) bool {
 	now, lost := time.Now(), flushes.Verdicts(nil)
 	if st.loss != nil {

@@ -81,7 +81,8 @@ func (d *Daemon) newChores() []chore {
 	})
 }
 
-// dueAt returns when the chore is due; zero: not before another chore has run.
+// dueAt returns when the chore is due; zero: not before another chore has run, or never after a
+// cleanup.
 func (c chore) dueAt(st *state) time.Time {
 	if st.removed || c.may != nil && !c.may(st) {
 		return time.Time{}
@@ -89,7 +90,8 @@ func (c chore) dueAt(st *state) time.Time {
 	return c.at(st)
 }
 
-// next returns the first chore that is due, or nil.
+// next returns the first chore that is due, or nil. The loop runs it, and then looks from the
+// first chore on again.
 func (d *Daemon) next(st *state) *chore {
 	now := time.Now()
 	for i := range d.chores {
@@ -100,7 +102,7 @@ func (d *Daemon) next(st *state) *chore {
 	return nil
 }
 
-// wakeAt returns when the next chore is due without a hint.
+// wakeAt returns when the next chore is due without a hint: the loop sleeps until then.
 func (d *Daemon) wakeAt(st *state) time.Time {
 	var at time.Time
 	for _, c := range d.chores {
@@ -109,7 +111,7 @@ func (d *Daemon) wakeAt(st *state) time.Time {
 	return at
 }
 
-// perFamily returns a function that returns the first due time of all families.
+// perFamily returns a function for chore.at that returns the first due time of all families.
 func perFamily(at func(*familyState) time.Time) func(*state) time.Time {
 	return func(st *state) time.Time {
 		var first time.Time
@@ -143,7 +145,8 @@ type running struct {
 	limit time.Duration
 }
 
-// overdue returns an error if the step has taken longer than it may.
+// overdue returns an error if the step has taken longer than it may. Alive returns it, so that
+// the service manager restarts canaryd.
 func (r *running) overdue() error {
 	if took := time.Since(r.since); took >= r.limit {
 		return fmt.Errorf("canaryd hangs: the step %q has run for %s, and may take %s", r.name, took.Round(time.Second), r.limit)
@@ -166,8 +169,9 @@ func (d *Daemon) work(ctx context.Context, name string, limit time.Duration, do 
 	d.running.Store(nil)
 }
 
-// Alive returns nil if the loop turns, and no step takes longer than its limit. Losses do not
-// count: a restart in the middle of an outage does not help.
+// Alive returns nil if the loop turns, and no step takes longer than its limit. Watchdog and
+// health checks restart canaryd otherwise. Losses do not count: a restart in the middle of an
+// outage does not help.
 func (d *Daemon) Alive() error {
 	if r := d.running.Load(); r != nil {
 		return r.overdue()
@@ -179,7 +183,7 @@ func (d *Daemon) Alive() error {
 	return nil
 }
 
-// freeMemory gives memory back to the kernel.
+// freeMemory gives memory back to the kernel, a while after reads and writes.
 func (d *Daemon) freeMemory(_ context.Context, st *state) {
 	st.memory.Gave(time.Now())
 	if d.cfg.FreeMemory != nil {

@@ -45,7 +45,8 @@ func (c *contention) contended() bool { return !c.since.IsZero() || c.displaced 
 // heals reports whether a loss is answered by a replay.
 func (st *state) heals() bool { return st.mode == api.Heal && !st.pause.on() }
 
-// cpu returns the CPU time that this process and its children have used so far.
+// cpu returns the CPU time that this process and its children have used so far; 0 if it is not
+// measured.
 func (d *Daemon) cpu() time.Duration {
 	if d.cfg.CPU == nil {
 		return 0
@@ -53,7 +54,8 @@ func (d *Daemon) cpu() time.Duration {
 	return d.cfg.CPU()
 }
 
-// limited delays a replay that would follow too soon after many others.
+// limited reports whether a replay would follow too soon after many others, and then puts it
+// off: heal does nothing yet. The first time that begins a contention.
 func (d *Daemon) limited(ctx context.Context, st *state) bool {
 	now := time.Now()
 	wait := st.contention.limit.Wait(now)
@@ -69,7 +71,8 @@ func (d *Daemon) limited(ctx context.Context, st *state) bool {
 	return true
 }
 
-// start begins a contention with the loss that shows it.
+// start begins a contention with the loss that shows it: its record names the process that
+// undoes replays.
 func (c *contention) start(ctx context.Context, l *loss) {
 	c.since, c.replays = time.Now(), 0
 	// It ends also if the rules' owner, and no replay, is the last to put them back.
@@ -93,7 +96,8 @@ func (d *Daemon) spend(st *state, used time.Duration) {
 	c.limit.Spend(time.Now(), cost)
 }
 
-// step runs a chore, and notes its cost.
+// step runs a chore, and notes its cost: in a contention it counts against the limit of
+// replays.
 func (d *Daemon) step(ctx context.Context, st *state, c *chore) {
 	used := d.cpu()
 	d.work(ctx, c.name, c.limit, func() { c.do(ctx, st) })
@@ -126,7 +130,7 @@ func (d *Daemon) countReplay(ctx context.Context, st *state, l *loss) {
 	}
 }
 
-// endContention ends a contention, because the last replay has stood for a while.
+// endContention ends a contention, because the last replay has stayed in force until calmAt.
 func (d *Daemon) endContention(ctx context.Context, st *state) {
 	c := &st.contention
 	severity.Notices(klog.FromContext(ctx)).Info("Replayed rules stay in place again; canaryd no longer limits replays",
@@ -134,7 +138,8 @@ func (d *Daemon) endContention(ctx context.Context, st *state) {
 	c.since, c.calmAt, c.jumpsDeleted, c.undone = time.Time{}, time.Time{}, 0, 0
 }
 
-// flushLog returns the log for lines about one flush. In a contention only -v=2 shows them.
+// flushLog returns the log for lines about one flush. In a contention only -v=2 shows them. A
+// drill under way keeps them for its reply.
 func (st *state) flushLog(ctx context.Context) klog.Logger {
 	log := klog.FromContext(ctx)
 	if x := st.drills.Under; x != nil {

@@ -192,7 +192,7 @@ type request struct {
 	done chan struct{}
 }
 
-// New returns a Daemon that has not looked at anything yet.
+// New returns a Daemon that has not looked at anything yet. Requests wait until Run takes them.
 func New(cfg Config) *Daemon {
 	d := &Daemon{
 		cfg:      cfg,
@@ -311,7 +311,8 @@ func (d *Daemon) Run(ctx context.Context) error {
 	}
 }
 
-// until returns how long the loop may sleep: until that time, but for most at the longest.
+// until returns how long the loop may sleep: until that time, but for most at the longest. A
+// zero time means that no chore is planned.
 func until(at time.Time, most time.Duration) time.Duration {
 	if at.IsZero() {
 		return most
@@ -322,7 +323,8 @@ func until(at time.Time, most time.Duration) time.Duration {
 // beat notes for Alive that the loop turns.
 func (d *Daemon) beat() { d.turned.Store(int64(time.Since(d.made))) }
 
-// job returns a Job with the present generation, marks, quarantine and graces.
+// job returns a Job for these families, with the present generation, marks, quarantine and
+// graces. A Replayer writes by it, and an Examiner judges reads by it.
 func (d *Daemon) job(st *state, families ...rules.Family) reload.Job {
 	j := reload.Job{
 		Families: families, Generation: st.want(), Marks: st.marks.current,
@@ -347,7 +349,8 @@ func (d *Daemon) spares(st *state, f rules.Family, t rules.TableName) bool {
 	return (d.cfg.Kernel.Info().Backend == iptables.Legacy || protect.OnDemand(t)) && st.declared.now.Generation[f.Table(t)].Bare()
 }
 
-// ask runs do between the loop's steps and waits for it.
+// ask runs do between the loop's steps and waits for it. It returns an error only if ctx ends
+// before the loop takes the request.
 func (d *Daemon) ask(ctx context.Context, do step) error {
 	r := request{do: do, done: make(chan struct{})}
 	select {

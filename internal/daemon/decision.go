@@ -50,7 +50,8 @@ func (w *decision) of(id string) bool { return w != nil && w.id == id }
 // waitsIn reports whether a table of the family lacks rules.
 func (w *decision) waitsIn(f rules.Family) bool { return w != nil && len(tableid.Of(w.waiting, f)) > 0 }
 
-// public returns the decision for the Status of a canaryd that guards that backend.
+// public returns the decision as a status and the log have it. ours is the guarded backend: on
+// another one, the way to restore begins with that.
 func (w *decision) public(ours iptables.Backend) api.Decision {
 	p := api.Decision{
 		Flush: w.record.ID, Since: w.record.Time, Generation: w.id, Reason: w.reason,
@@ -78,7 +79,7 @@ func (w *decision) addTo(s *api.Status) {
 	s.LossSince = pace.Earliest(s.LossSince, w.record.Time)
 }
 
-// logAwaiting logs the loss, and the operator's choices.
+// logAwaiting logs the loss that waits for a decision, and the operator's choices.
 func (d *Daemon) logAwaiting(ctx context.Context, w *decision) {
 	lost, p := w.record.Lost, w.public(d.cfg.Kernel.Info().Backend)
 	log := klog.FromContext(ctx)
@@ -90,8 +91,8 @@ func (d *Daemon) logAwaiting(ctx context.Context, w *decision) {
 		"generation", w.id, "bringThemBack", p.Restore, "acceptTheLoss", p.Dismiss)
 }
 
-// judgeDecision ends a decision once a read shows that the rules are back. They need not be
-// the same: their owner may have changed them.
+// judgeDecision ends a decision once examinations show that the rules of all waiting tables are
+// back. They need not be the same: their owner may have changed them.
 func (d *Daemon) judgeDecision(ctx context.Context, st *state, snapshot iptables.Snapshot) {
 	w, f := st.decision, snapshot.Family
 	if !w.waitsIn(f) {
@@ -105,7 +106,8 @@ func (d *Daemon) judgeDecision(ctx context.Context, st *state, snapshot iptables
 	}
 }
 
-// endDecision ends a decision: the rules are back, or an operator has accepted the loss.
+// endDecision ends a decision: the rules are back, or an operator has accepted the loss
+// (outcome api.Dismissed). The disk forgets the decision.
 func (d *Daemon) endDecision(ctx context.Context, st *state, outcome api.Outcome) {
 	w, now := st.decision, time.Now()
 	st.decision = nil
@@ -157,7 +159,8 @@ func (d *Daemon) keepDecision(ctx context.Context, st *state) bool {
 	return w.kept
 }
 
-// recallDecision takes up a loss that has waited since an earlier run of this boot.
+// recallDecision takes up a loss that has waited for a decision since an earlier run of this
+// boot. An unreadable one of this boot waits as an unread file.
 func (d *Daemon) recallDecision(ctx context.Context, st *state) {
 	log := klog.FromContext(ctx)
 	pending, err := d.cfg.Store.LoadPending()
@@ -200,7 +203,7 @@ func (d *Daemon) recallDecision(ctx context.Context, st *state) {
 	d.logAwaiting(ctx, w)
 }
 
-// lost returns the generation that waits, none without a decision.
+// lost returns the generation that waits, none without a decision: its ipsets are kept, too.
 func (w *decision) lost() rules.Generation {
 	if w == nil {
 		return nil
@@ -250,7 +253,8 @@ func (d *Daemon) Dismiss(ctx context.Context) (api.DismissReply, error) {
 }
 
 // restored takes a replay of the generation of that ID, which an operator requested, into the
-// decision. A replay that did not bring back the waiting rules does not count as proved.
+// decision. The reply to a replay that did not bring back the waiting rules no longer counts as
+// proved.
 func (d *Daemon) restored(ctx context.Context, st *state, id string, reply api.RestoreReply, result reload.Result) api.RestoreReply {
 	w := st.decision
 	if w == nil {

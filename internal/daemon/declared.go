@@ -88,7 +88,8 @@ func (st *state) declare(next Declaration, now time.Time) {
 	st.examineAll(now) // how far the claimed chains are from the declaration
 }
 
-// examineAll makes an examination of all families due that have their marks.
+// examineAll makes an examination of all families due that have their marks, after a change
+// that no look notices.
 func (st *state) examineAll(now time.Time) {
 	for f, fs := range st.families {
 		if st.planted(f) {
@@ -166,7 +167,8 @@ func (st *state) setApplied(f rules.Family, fr reload.FamilyResult) {
 	st.generation.change(time.Now())
 }
 
-// setUnapplied notes the tables in which the declaration is not in force.
+// setUnapplied notes the tables in which the declaration is not in force after a failed write,
+// for the status.
 func (st *state) setUnapplied() {
 	st.declared.unapplied = map[rules.TableID]bool{}
 	for id := range st.tables() {
@@ -174,8 +176,8 @@ func (st *state) setUnapplied() {
 	}
 }
 
-// countDrift counts drifts and gives the claimed chains up if another process keeps writing
-// them.
+// countDrift counts a drift if the finding is one, and gives the claimed chains up if another
+// process keeps writing them.
 func (d *Daemon) countDrift(ctx context.Context, st *state, finding canary.Finding) {
 	if finding.Verdict != canary.Drifted || st.mode != api.Heal || st.loss != nil {
 		return
@@ -201,7 +203,8 @@ func (d *Daemon) yieldToOwner(ctx context.Context, st *state, snapshot iptables.
 	}
 }
 
-// giveUp drops to observe mode for the rest of this run.
+// giveUp drops to observe mode for the rest of this run, because another program owns the
+// claimed chains (reason).
 func (d *Daemon) giveUp(ctx context.Context, st *state, reason string) {
 	st.mode, st.declared.retry.At, st.declared.unapplied = api.Observe, time.Time{}, nil
 	st.refused.list = nil // observe mode writes no rule that could be refused

@@ -44,7 +44,8 @@ type placed struct {
 	doubled bool
 }
 
-// addPlaced remembers the jumps that a replay put into a table.
+// addPlaced remembers the jumps that a proved replay put into a table: copies of them by their
+// owner are removed later.
 func (ts *tableState) addPlaced(jumps []rules.Jump, now time.Time) {
 	for _, h := range jumps {
 		ts.placed = slices.DeleteFunc(ts.placed, func(p placed) bool { return p.jump.Same(h) })
@@ -52,8 +53,9 @@ func (ts *tableState) addPlaced(jumps []rules.Jump, now time.Time) {
 	}
 }
 
-// withoutDoubles returns the section without the copies of jumps that their owner made during a
-// replay, and plans to remove these.
+// withoutDoubles returns the section that learn takes, without the copies of jumps that their
+// owner made during a replay, and plans to remove these. known is the generation's section:
+// copies in it stay.
 func (d *Daemon) withoutDoubles(fs *familyState, ts *tableState, known, seen rules.Section, now time.Time) rules.Section {
 	kept := ts.placed[:0]
 	for _, p := range ts.placed {
@@ -80,7 +82,8 @@ func (d *Daemon) withoutDoubles(fs *familyState, ts *tableState, known, seen rul
 	return seen
 }
 
-// doubled returns the jumps of a family that their owner doubled.
+// doubled returns the jumps of a family that their owner doubled, for undouble to remove the
+// copies.
 func (fs *familyState) doubled() map[rules.TableName][]rules.Jump {
 	found := map[rules.TableName][]rules.Jump{}
 	for t, ts := range fs.tables {
@@ -148,6 +151,7 @@ func jumpTexts(jumps map[rules.TableName][]rules.Jump) (texts []string) {
 	return texts[:min(len(texts), flushes.NamesKept)]
 }
 
+// forgetDoubles forgets the doubled jumps of a family, whose copies are removed.
 func (fs *familyState) forgetDoubles() {
 	for _, ts := range fs.tables {
 		ts.placed = slices.DeleteFunc(ts.placed, func(p placed) bool { return p.doubled })

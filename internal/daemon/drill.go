@@ -54,7 +54,8 @@ func (d *Daemon) scheduleDrill(st *state, now time.Time) {
 	st.drills.Plan(d.cfg.DrillEvery, api.LastDrillOf(st.journal), now)
 }
 
-// drillBySchedule begins a drill, unless an operator has had one since.
+// drillBySchedule begins a drill, unless an operator has had one since. If it cannot begin,
+// drill.Again plans the next try.
 func (d *Daemon) drillBySchedule(ctx context.Context, st *state) {
 	now, every := time.Now(), d.cfg.DrillEvery
 	if st.drills.Had(every, now) {
@@ -67,7 +68,8 @@ func (d *Daemon) drillBySchedule(ctx context.Context, st *state) {
 	}
 }
 
-// beginDrill deletes the canary. It returns nil and a reply if it did not.
+// beginDrill deletes the canary. It returns nil and a reply if the drill was refused or failed.
+// because is the log's word for its cause.
 func (d *Daemon) beginDrill(ctx context.Context, st *state, r api.DrillRequest, because string) (*drill.Drill, api.DrillReply) {
 	next, err := drill.New(r)
 	reply := &next.Reply
@@ -92,7 +94,8 @@ func (d *Daemon) beginDrill(ctx context.Context, st *state, r api.DrillRequest, 
 	return nil, *reply
 }
 
-// drillRefused returns why nothing may be taken now.
+// drillRefused returns why nothing may be taken now, for the reply; nil: the drill may begin. r
+// names the table and the kind.
 func (d *Daemon) drillRefused(st *state, r api.DrillReply) error {
 	ready := d.Status().Ready()
 	if st.loss != nil {
@@ -122,8 +125,9 @@ func (d *Daemon) drillRefused(st *state, r api.DrillReply) error {
 	return nil
 }
 
-// takeCanary does the deletion of a drill. After an error the drill does not continue: nothing
-// was deleted, or, if the reply says failed, something may have been.
+// takeCanary does the deletion of a drill, and sets the time within which a loss must answer
+// it. After an error the drill does not continue: nothing was deleted, or, if the reply says
+// failed, something may have been.
 func (d *Daemon) takeCanary(ctx context.Context, st *state, next *drill.Drill, because string) error {
 	ctx, end := finishing(ctx)
 	defer end()
@@ -166,7 +170,8 @@ func (d *Daemon) drillTooLong(ctx context.Context, st *state) {
 	d.endDrill(ctx, st, result, reason)
 }
 
-// drillAnswered ends the drill that is under way, if there is one, because a loss has ended.
+// drillAnswered ends the drill that is under way, if there is one, because the loss l has
+// ended. Its record shows whether the drill succeeded.
 func (d *Daemon) drillAnswered(ctx context.Context, st *state, l *loss) {
 	if x := st.drills.Under; x != nil {
 		result, reason := x.Answered(l.course())
@@ -197,7 +202,8 @@ func (d *Daemon) endDrill(ctx context.Context, st *state, result api.DrillResult
 }
 
 // tookToo reports whether another process also took something from the chain of a drill for
-// real. Then the same jumps are missing, and rules that the drill did not touch.
+// real: then the record is a flush's. The same jumps are missing, and rules that the drill did
+// not touch.
 func (d *Daemon) tookToo(ctx context.Context, st *state, id rules.TableID, h flushes.Hit) bool {
 	q := d.inquire(ctx)
 	if gone, _ := d.unprotectedGone(st, id, h, q); gone > 0 {

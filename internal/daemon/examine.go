@@ -36,7 +36,8 @@ type examined struct {
 // plan makes an examination due at that time, or before.
 func (x *examined) plan(at time.Time) { x.dueAt = pace.Earliest(x.dueAt, at) }
 
-// markDirty plans an examination after a change.
+// markDirty plans an examination after a change that a probe showed, or that another process
+// made during a write of canaryd's.
 func (x *examined) markDirty(now time.Time) {
 	if x.dirty.IsZero() {
 		x.dirty = now
@@ -46,7 +47,7 @@ func (x *examined) markDirty(now time.Time) {
 }
 
 // examine reads the families that may have changed, judges them, and learns their owners'
-// decisions.
+// decisions. After the last lost rules of observe mode are back, learning resumes.
 func (d *Daemon) examine(ctx context.Context, st *state) {
 	for f, fs := range st.inOrder() {
 		if pace.Due(fs.examined.dueAt, time.Now()) {
@@ -56,7 +57,8 @@ func (d *Daemon) examine(ctx context.Context, st *state) {
 	d.resumeLearning(ctx, st, reload.Skipped, "The owners have put their rules back")
 }
 
-// examineFamily reads one family and takes the result into the state.
+// examineFamily reads one family and takes the result into the state: decisions, marks, losses,
+// and the owners' changes.
 func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, fs *familyState) {
 	start, used := time.Now(), d.cpu()
 	snapshot, err := d.read(ctx, st, f)
@@ -102,7 +104,8 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 }
 
 // examinationFailed plans another examination of a family that could not be read, unless the
-// end of the run interrupted the read.
+// end of the run interrupted the read. Meanwhile its tables are unknown, and known losses stay
+// open.
 func (d *Daemon) examinationFailed(ctx context.Context, st *state, f rules.Family, err error) {
 	if errors.Is(ctx.Err(), context.Canceled) {
 		return
@@ -122,8 +125,8 @@ func (d *Daemon) examinationFailed(ctx context.Context, st *state, f rules.Famil
 	x.dueAt = x.notBefore
 }
 
-// takeExamined takes the examination of one table into the state, and plans the steps that
-// follow.
+// takeExamined takes the examination of one table, of a read at start, into the state: it opens
+// a loss, or learns. It plans the steps that follow.
 func (d *Daemon) takeExamined(ctx context.Context, st *state, id rules.TableID, x reload.Examined, start time.Time) {
 	fs, ts := st.families[id.Family], st.table(id)
 	if !d.take(st, tableFinding{id: id, source: readInFull, finding: x.Finding, mark: x.Mark, absent: x.Absent, table: x.Table, section: x.Section, read: true}) {
@@ -165,8 +168,8 @@ func (d *Daemon) readPause(took, used time.Duration) time.Duration {
 	return max(took, readShare*(d.cpu()-used))
 }
 
-// judge examines a snapshot. A rule that was deleted by name is lost only if this very read
-// lacks it, and its grace is over.
+// judge examines a snapshot of an examination, and returns the results by table. A rule that
+// was deleted by name is lost only if this very read lacks it, and its grace is over.
 func (d *Daemon) judge(ctx context.Context, st *state, f rules.Family, snapshot iptables.Snapshot, now time.Time) map[rules.TableName]reload.Examined {
 	fs, job := st.families[f], d.job(st, f)
 	job.Over = nil

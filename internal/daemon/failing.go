@@ -50,7 +50,7 @@ var failures = []failure{
 // is returns a function that reports whether an error is target.
 func is(target error) func(error) bool { return isAny(target) }
 
-// isAny returns a function that reports whether an error is one of these.
+// isAny returns a function for failures that reports whether an error is one of these.
 func isAny(targets ...error) func(error) bool {
 	return func(err error) bool {
 		for _, target := range targets {
@@ -62,7 +62,8 @@ func isAny(targets ...error) func(error) bool {
 	}
 }
 
-// refusedFor returns a function that reports whether a restore was refused for that reason.
+// refusedFor returns a function for failures that reports whether a restore was refused for
+// that reason.
 func refusedFor(reason iptables.Reason) func(error) bool {
 	return func(err error) bool {
 		var refused *iptables.RestoreError
@@ -70,8 +71,8 @@ func refusedFor(reason iptables.Reason) func(error) bool {
 	}
 }
 
-// failureOf says why a replay failed. For an unknown error it quotes the kernel, if the kernel
-// gave a reason.
+// failureOf says why a replay failed, for the status and the log's advice. For an unknown error
+// it quotes the kernel, if the kernel gave a reason.
 func failureOf(err error) failure {
 	for _, f := range failures {
 		if f.is(err) {
@@ -85,7 +86,8 @@ func failureOf(err error) failure {
 	return failure{reason: reason, advice: keepsTrying}
 }
 
-// failing returns why the rules are not back although canaryd has tried.
+// failing returns why the rules are not back although canaryd has tried, for the status; nil in
+// observe mode and in pauses.
 func (st *state) failing() []api.Failing {
 	var list []api.Failing
 	add := func(id string, attempts int, err error, retry time.Time) {

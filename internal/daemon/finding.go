@@ -89,7 +89,8 @@ type tableFinding struct {
 }
 
 // bare reports whether the table was read, and neither holds nor ought to hold anything
-// protected. Its marks are yet to be planted, and nothing would be lost with it.
+// protected. Its marks are yet to be planted, and nothing would be lost with it: take keeps its
+// verdict.
 func (x tableFinding) bare(want rules.Section) bool {
 	return x.read && x.finding.Err == nil && x.mark.Nonce == "" && x.section.Bare() && want.Bare()
 }
@@ -131,7 +132,8 @@ func (d *Daemon) take(st *state, x tableFinding) bool {
 	return true
 }
 
-// takeMarks notes the marks that a read showed, and the number of jumps that it lacked.
+// takeMarks notes the marks that a full read showed, and the number of jumps that it lacked,
+// for take. A table with nothing to guard is spared.
 func (d *Daemon) takeMarks(st *state, ts *tableState, x tableFinding) {
 	f, t := x.id.Family, x.id.Name
 	st.marks.current = st.marks.current.With(x.id, x.mark)
@@ -156,7 +158,8 @@ func (d *Daemon) takeMarks(st *state, ts *tableState, x tableFinding) {
 	d.cfg.Metrics.SetJumpsMissing(f, map[rules.TableName]int{t: ts.jumpsMissing})
 }
 
-// setUnknown notes that the state of the family's tables is unknown now. Lost tables stay lost.
+// setUnknown notes that the state of the family's tables is unknown now, because a probe or a
+// read failed. Lost tables stay lost.
 func (fs *familyState) setUnknown() {
 	for _, ts := range fs.tables {
 		if !ts.verdict.Loss() {
@@ -165,7 +168,8 @@ func (fs *familyState) setUnknown() {
 	}
 }
 
-// setSection notes the section that a read showed of a table, and when it changed last.
+// setSection notes the section that a read showed of a table, and when it changed last. Some
+// graces and clean-ups wait until the family is quiet.
 func (fs *familyState) setSection(t rules.TableName, section rules.Section, now time.Time) {
 	ts := fs.tables[t]
 	if ts.known && !ts.seen.Equal(section) {
@@ -174,10 +178,10 @@ func (fs *familyState) setSection(t rules.TableName, section rules.Section, now 
 	ts.seen, ts.known = section, true
 }
 
-// learn takes the section of one table into the generation. takeExamined and takeWritten call
-// it if the read at now showed no loss; finding is that read's. A removal that waits for its
-// grace plans another examination, and a change plans a new nonce. A table that is guarded on
-// demand and holds nothing to guard leaves the generation.
+// learn takes a table's section into the generation. takeExamined and takeWritten call it if
+// the read at now showed no loss; finding is that read's. For a new table, takeWritten also
+// passes LostBeforeProof. A removal in its grace plans another examination, and a change a new
+// nonce. A table that is guarded on demand and holds nothing to guard leaves the generation.
 func (d *Daemon) learn(st *state, id rules.TableID, seen rules.Section, finding canary.Finding, now time.Time) {
 	f, t := id.Family, id.Name
 	fs, ts := st.families[f], st.table(id)
@@ -260,6 +264,7 @@ func (fs *familyState) anyTable(is func(*tableState) bool) bool { return anyOf(f
 func (st *state) table(id rules.TableID) *tableState { return st.families[id.Family].tables[id.Name] }
 
 // probeResult returns the label that a probe has in metrics, by the family's present verdicts.
+// By it, setKnown, setSound and openWindow see whether the family is intact.
 func (fs *familyState) probeResult() metrics.ProbeResult {
 	switch {
 	case fs.lost():
@@ -271,10 +276,10 @@ func (fs *familyState) probeResult() metrics.ProbeResult {
 	}
 }
 
-// setKnown records at as the last time at which the content of the family's tables was known.
-// Everything was read then, a probe succeeded, or an exact stamp had not changed. A flush
-// record bounds by it when a loss began, and a sweep when a flow began. It records nothing
-// while a change is unread or a table cannot be read.
+// setKnown notes that the family's content was known at: a full read, a probe or an unchanged
+// exact stamp showed it. A loss began after known.at (flush record), and a stale flow after
+// known.natIntact (sweep). A pending change or an unreadable table blocks both; any loss blocks
+// natIntact.
 func (fs *familyState) setKnown(at time.Time) {
 	if !fs.examined.dirty.IsZero() || fs.probeResult() == metrics.ProbeUnknown {
 		return
@@ -286,14 +291,17 @@ func (fs *familyState) setKnown(at time.Time) {
 	}
 }
 
-// setSettled notes that the generation has all that a read showed of a table.
+// setSettled notes a full read after which the generation has all of an intact table; a changed
+// table still waits. noteRemoval searches for the process that removes rules later from this
+// read on.
 func (ts *tableState) setSettled(at culprit.Read) {
 	if ts.verdict == canary.Intact {
 		ts.settled = at
 	}
 }
 
-// setSound notes the digest of a read that showed nothing lost or missing.
+// setSound notes the digest of a read that showed nothing lost or missing. The search for
+// culprits begins there where marks are no evidence (Charge.Sound).
 func (fs *familyState) setSound(digest uint64) {
 	missing := fs.anyTable(func(ts *tableState) bool { return ts.jumpsMissing > 0 })
 	if !missing && fs.probeResult() == metrics.ProbeIntact {

@@ -18,7 +18,8 @@ type generation struct {
 	made     reload.Made // the cause of the last change
 }
 
-// change notes that want returns another generation than before.
+// change notes that want returns another generation than before: status, inventory and copies
+// follow edition, and the disk follows changes.
 func (g *generation) change(at time.Time) {
 	g.captured = at
 	g.edition++
@@ -50,7 +51,8 @@ func (st *state) own() Declaration {
 	}
 }
 
-// want returns the generation that ought to be in force.
+// want returns the generation that ought to be in force: the learned rules, with those of the
+// declaration in its claimed chains.
 func (st *state) want() rules.Generation {
 	own := st.own()
 	if own.Claims == nil {
@@ -59,7 +61,7 @@ func (st *state) want() rules.Generation {
 	return own.Generation.Join(st.generation.learned.Generation)
 }
 
-// claimed returns the part of a generation that declared sources own.
+// claimed returns the part of a stored generation that declared sources own, for recall.
 func (st *state) claimed(g rules.Generation) rules.Generation {
 	for id, s := range g {
 		own, _ := s.Split(st.declared.now.Claims)
@@ -68,7 +70,8 @@ func (st *state) claimed(g rules.Generation) rules.Generation {
 	return g
 }
 
-// unclaimed returns a generation without the part that declared sources own.
+// unclaimed returns a generation without the part that declared sources own: only that part is
+// learned.
 func (st *state) unclaimed(g rules.Generation) rules.Generation {
 	for id, s := range g {
 		_, rest := s.Split(st.declared.now.Claims)

@@ -38,7 +38,8 @@ type guards struct {
 	before  map[string]bool // owners that the last run guarded; nil: that is not known
 }
 
-// ownersAt returns when findOwners is due.
+// ownersAt returns when findOwners is due: at once (d.made) at first, and after changes of the
+// generation or the native tables; zero: not now.
 func (d *Daemon) ownersAt(st *state) time.Time {
 	g := &st.guards
 	switch {
@@ -50,8 +51,8 @@ func (d *Daemon) ownersAt(st *state) time.Time {
 	return time.Time{}
 }
 
-// sameTables reports whether these are the guarded native tables: one may have replaced
-// another.
+// sameTables reports whether these are the guarded native tables, as at the last search for
+// owners: one may have replaced another.
 func sameTables(known map[tableid.TableID]bool, now map[tableid.TableID]*nativeTable) bool {
 	for id := range now {
 		if !known[id] {
@@ -61,13 +62,15 @@ func sameTables(known map[tableid.TableID]bool, now map[tableid.TableID]*nativeT
 	return len(known) == len(now)
 }
 
-// mayFindOwners reports whether every table was read, so that a list of owners is complete.
+// mayFindOwners reports whether every table was read, so that a list of owners, or of unguarded
+// rules, is complete.
 func (d *Daemon) mayFindOwners(st *state) bool {
 	read := !st.anyFamily(func(fs *familyState) bool { return fs.examined.at.IsZero() })
 	return read && st.allPlanted() && (!d.guardsNative() || st.native.begun)
 }
 
-// findOwners looks for owners of guarded rules. The log names each once.
+// findOwners looks for owners of guarded rules, and for words of --protect that name nothing,
+// for the status. The log names each once.
 func (d *Daemon) findOwners(ctx context.Context, st *state) {
 	g := &st.guards
 	start := time.Now()
@@ -132,7 +135,8 @@ func (d *Daemon) idleWords(st *state) (idle []string) {
 	return idle
 }
 
-// namesAuto returns the words of a value of --protect, and whether auto is among them.
+// namesAuto returns the words of a value of --protect, and whether auto is among them. Words
+// that cannot be parsed count as none.
 func namesAuto(value string) ([]string, bool) {
 	words, err := protect.Split(value)
 	if err != nil {
@@ -142,8 +146,9 @@ func namesAuto(value string) ([]string, bool) {
 	return words, err == nil && s.Auto()
 }
 
-// leaveOut returns a value of --protect with words that take these owners out of auto. It
-// returns "" if the value has no auto, or other words name these owners.
+// leaveOut returns a value of --protect with words that take these owners out of auto, for the
+// log line about new owners. It returns "" if the value has no auto, or other words name these
+// owners.
 func leaveOut(value string, list []api.GuardedOwner) string {
 	words, auto := namesAuto(value)
 	if !auto {
@@ -161,7 +166,8 @@ func leaveOut(value string, list []api.GuardedOwner) string {
 	return value
 }
 
-// recallGuards notes the owners that the last run guarded, before any read.
+// recallGuards notes the owners that the last run guarded, before any read. findOwners then
+// logs the owners that are new.
 func recallGuards(st *state) {
 	found := ownersIn(st)
 	if len(found) == 0 && st.generation.captured.IsZero() {
@@ -173,7 +179,8 @@ func recallGuards(st *state) {
 	}
 }
 
-// ownersIn returns the owners of the rules that ought to be in force, in the table's order.
+// ownersIn returns the owners of the rules and native tables that ought to be in force, with
+// their numbers, in the order of owners.All.
 func ownersIn(st *state) []api.GuardedOwner {
 	found := map[string]*api.GuardedOwner{}
 	of := func(o owners.Owner) *api.GuardedOwner {

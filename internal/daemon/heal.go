@@ -60,7 +60,8 @@ func (d *Daemon) heal(ctx context.Context, st *state) {
 	}
 }
 
-// protection returns the configured protection, with the chains that declared sources claim.
+// protection returns the configured protection, with the chains that declared sources claim. It
+// decides which rules a read or a replay takes for guarded.
 func (d *Daemon) protection(st *state) rules.Protection {
 	p := d.cfg.Protection
 	if claims, learned := st.declared.now.Claims, p.Chain; claims != nil {
@@ -74,7 +75,8 @@ func (d *Daemon) examiner(st *state) reload.Examiner {
 	return reload.Examiner{Canary: d.cfg.Canary, Protection: d.protection(st)}
 }
 
-// replayer returns the Replayer for the present state.
+// replayer returns the Replayer for the present state. All writes of iptables' rules use it: it
+// saves new marks before, and sweeps after a proof.
 func (d *Daemon) replayer(ctx context.Context, st *state) reload.Replayer {
 	r := reload.Replayer{
 		Kernel: d.cfg.Kernel, Canary: d.cfg.Canary, Protection: d.protection(st), BeforeWrite: d.beforeWrite(ctx, st),
@@ -92,7 +94,8 @@ func (d *Daemon) replayer(ctx context.Context, st *state) reload.Replayer {
 // back and the other lost would be worst. systemd kills after 90 s, Kubernetes after 30 s.
 const stopGrace = 20 * time.Second
 
-// finishing returns a context that outlives ctx by stopGrace.
+// finishing returns a context that outlives ctx by stopGrace, for a write that must not stop
+// halfway. The function frees it.
 func finishing(ctx context.Context) (context.Context, context.CancelFunc) {
 	longer, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() { time.AfterFunc(stopGrace, cancel) })
@@ -164,7 +167,8 @@ func (d *Daemon) lostButUnread(st *state, result reload.Result) error {
 	return errors.Join(errs...)
 }
 
-// lostUnread returns why a lost table could not be judged; nil if it could.
+// lostUnread returns why a lost table could not be judged; nil if it could, or is not lost.
+// Such an error keeps the loss open.
 func (st *state) lostUnread(id rules.TableID, finding canary.Finding) error {
 	if finding.Verdict != canary.Unknown || !st.table(id).verdict.Loss() {
 		return nil
@@ -172,7 +176,8 @@ func (st *state) lostUnread(id rules.TableID, finding canary.Finding) error {
 	return fmt.Errorf("%s lost its canary and cannot be read: %w", id, finding.Err)
 }
 
-// hits returns the losses that a replay found under guard.
+// hits returns the losses that a replay found under guard, for the flush record. Tables without
+// a loss are among them.
 func hits(result reload.Result) map[rules.TableID]flushes.Hit {
 	found := map[rules.TableID]flushes.Hit{}
 	for id, tr := range flushes.TablesOf(result) {
@@ -181,6 +186,8 @@ func hits(result reload.Result) map[rules.TableID]flushes.Hit {
 	return found
 }
 
+// countRefusal counts a family's refused write in metrics, by its reason. Other errors and nil
+// count nothing.
 func (d *Daemon) countRefusal(f rules.Family, err error) {
 	var refused *iptables.RestoreError
 	switch {
@@ -202,7 +209,8 @@ func (d *Daemon) countLocked(st *state, result reload.Result, err error) {
 	}
 }
 
-// healFailed plans the next try and logs why there is one.
+// healFailed plans the next try and logs why there is one. err may be nil: then only the
+// outcome shows the failure.
 func (d *Daemon) healFailed(ctx context.Context, st *state, err error) {
 	l := st.loss
 	l.attempts++
@@ -220,7 +228,8 @@ func (d *Daemon) healFailed(ctx context.Context, st *state, err error) {
 	d.logRetry(ctx, st, err)
 }
 
-// recovered ends the loss: everything is proved to be in force.
+// recovered ends the loss: everything is proved to be in force. It closes the record, and plans
+// the looks that follow a replay.
 func (d *Daemon) recovered(ctx context.Context, st *state, result reload.Result) {
 	l := st.loss
 	st.loss = nil
@@ -263,7 +272,8 @@ func (d *Daemon) recovered(ctx context.Context, st *state, result reload.Result)
 	d.logRecovery(ctx, st, l, result)
 }
 
-// worst returns the outcome for the flush record: the worst of all families.
+// worst returns the outcome for the flush record or a reply: the worst of all families, skipped
+// if there is none.
 func worst(result reload.Result) api.Outcome {
 	outcomes, worst := []api.Outcome{reload.Skipped, reload.Proved, reload.Raced, reload.Partial, reload.Failed}, 0
 	for _, fr := range result {

@@ -15,7 +15,8 @@ import (
 	"github.com/canaryd/canaryd/internal/severity"
 )
 
-// journal keeps a finished record, newest first.
+// journal keeps the finished record of a loss of iptables' tables, newest first. On disk it
+// gets the lost rules that the disk lacks.
 func (d *Daemon) journal(ctx context.Context, st *state, l *loss) {
 	d.keepRecord(ctx, st, l.record, len(l.unkept) == 0, func() { d.write(ctx, l.record, l.unkept) })
 }
@@ -44,7 +45,8 @@ func (d *Daemon) write(ctx context.Context, record api.Flush, diff []api.TableDi
 	}
 }
 
-// reportJournal notes whether the journal could be written. Any goroutine may call it.
+// reportJournal notes whether the journal could be written (err is nil), for status, metrics
+// and log. Any goroutine may call it.
 func (d *Daemon) reportJournal(ctx context.Context, err error) {
 	if err != nil {
 		d.cfg.Metrics.ObserveJournalError()
@@ -76,7 +78,8 @@ func (d *Daemon) recallFlushes(ctx context.Context, st *state) {
 	}
 }
 
-// Flush returns the whole record of one flush, with its rules.
+// Flush returns the whole record of one flush, with its rules. r.Name is its ID, or its number
+// in the list.
 func (d *Daemon) Flush(ctx context.Context, r api.FlushRequest) (api.FlushReply, error) {
 	list := flushes.History(d.Status().Flushes)
 	reply := api.FlushReply{Diff: []api.TableDiff{}}
@@ -112,7 +115,8 @@ func (d *Daemon) Flush(ctx context.Context, r api.FlushRequest) (api.FlushReply,
 	return reply, nil
 }
 
-// kept returns the journal's record of a flush.
+// kept returns the journal's record of a flush, with its lost rules, for Flush. The error says
+// why there is none.
 func (d *Daemon) kept(ctx context.Context, id string) (api.Flush, []api.TableDiff, error) {
 	if d.cfg.Journal == nil {
 		return api.Flush{}, nil, errors.New("no state folder is in use")
@@ -132,8 +136,9 @@ func (d *Daemon) kept(ctx context.Context, id string) (api.Flush, []api.TableDif
 	return record, detail.Diff, err
 }
 
-// keepRecord keeps a finished record, unless it is counted in another one. open: the journal
-// has it as an open record, which the next run would continue.
+// keepRecord keeps a finished record and writes it by write, unless it is only counted in
+// another one like it. open: the journal has it as an open record, which the next run would
+// continue.
 func (d *Daemon) keepRecord(ctx context.Context, st *state, record api.Flush, open bool, write func()) {
 	into := st.journal.FoldsInto(record)
 	if open || into == nil || into.Outcome != record.Outcome {
@@ -155,7 +160,8 @@ func (d *Daemon) keepRecord(ctx context.Context, st *state, record api.Flush, op
 	}
 }
 
-// writeFolded writes the records in which flushes were counted since they were written.
+// writeFolded writes the records in which flushes were counted since they were written. Each
+// save calls it.
 func (d *Daemon) writeFolded(ctx context.Context, st *state) {
 	for _, id := range st.disk.folded {
 		if i := st.journal.Find(id); i >= 0 {
@@ -175,7 +181,8 @@ type comings struct {
 	lines int
 }
 
-// log returns the log for one more line.
+// log returns the log for one more line about a table that appears or disappears: after too
+// many in a minute only -v=2 shows them.
 func (c *comings) log(ctx context.Context) klog.Logger {
 	log, now := klog.FromContext(ctx), time.Now()
 	if now.Sub(c.since) > time.Minute {

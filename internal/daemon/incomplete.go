@@ -56,7 +56,7 @@ func (st *state) releaseMissing(id rules.TableID, left []reload.QuarantinedRule,
 }
 
 // completeRecords ends the records whose last rule is back: they were as good as open until
-// then.
+// then. The loop calls it after each step.
 func (d *Daemon) completeRecords(ctx context.Context, st *state) {
 	st.incomplete = slices.DeleteFunc(st.incomplete, func(r incomplete) bool {
 		if r.missing.Count() > 0 {
@@ -83,7 +83,7 @@ func (d *Daemon) completeRecord(ctx context.Context, st *state, id string, outco
 }
 
 // lostMore probes the marks of intact tables, and reports whether some are lost. Then longer
-// work can wait.
+// work can wait: a replay or readmit is interrupted (Job.Interrupted), and a replay follows.
 func (d *Daemon) lostMore(ctx context.Context, st *state) bool {
 	lost := false
 	for f, fs := range st.families {

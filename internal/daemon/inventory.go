@@ -39,7 +39,8 @@ type inventory struct {
 	bare    bool // that generation has nothing to guard
 }
 
-// bareNow reports whether the generation has nothing to guard.
+// bareNow reports whether the generation has nothing to guard. Then the status may say that
+// nothing is protected.
 func (d *Daemon) bareNow(st *state) bool {
 	if inv := &st.inventory; inv.edition != st.generation.edition {
 		// Kubelet's chains alone count as nothing only if more than these is to be guarded.
@@ -48,7 +49,8 @@ func (d *Daemon) bareNow(st *state) bool {
 	return st.inventory.bare
 }
 
-// bare reports whether a generation has no rule, or only kubelet's.
+// bare reports whether a generation has no rule or, if beyondKubelet, only kubelet's. That is
+// so if --protect names the chains of services, too.
 func bare(g rules.Generation, beyondKubelet bool) bool {
 	// kubelet's chains are guarded, but --protect=kube is not meant for a node without others.
 	counts := func(chain string) bool { return !beyondKubelet || !owners.Kubelets(chain) }
@@ -67,8 +69,8 @@ func bare(g rules.Generation, beyondKubelet bool) bool {
 	return true
 }
 
-// inventoryAt returns when the inventory is due: after reads have shown something new, and
-// while nothing is guarded.
+// inventoryAt returns when the inventory is due: at once (d.made) at first, after reads have
+// shown something new, and while nothing is guarded.
 func (d *Daemon) inventoryAt(st *state) time.Time {
 	switch inv := &st.inventory; {
 	case inv.at.IsZero():
@@ -79,7 +81,8 @@ func (d *Daemon) inventoryAt(st *state) time.Time {
 	return time.Time{}
 }
 
-// readSoFar returns a number that changes with the last read of any family.
+// readSoFar returns a number that changes with the last read of any family: then the inventory
+// is due again.
 func (st *state) readSoFar() (sum uint64) {
 	for _, fs := range st.inOrder() {
 		sum = 31*sum + fs.examined.digest
@@ -119,7 +122,7 @@ func (d *Daemon) takeInventory(ctx context.Context, st *state) {
 	st.inventory = inv
 }
 
-// count adds the rules and chains of a table.
+// count adds the rules and chains of a table that nothing guards (others).
 func (inv *inventory) count(table *rules.Table, others rules.Others) {
 	for range others.Rules() {
 		inv.rules++

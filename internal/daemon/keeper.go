@@ -64,7 +64,8 @@ func (d *Daemon) keep(ctx context.Context, st *state) {
 	}
 }
 
-// keepFamily makes the family's table, unless the table exists or is to be tried later.
+// keepFamily makes the family's table, so that a flush breaks no established connections,
+// unless the table exists or is to be tried later.
 func (d *Daemon) keepFamily(ctx context.Context, f rules.Family, k *keeping) {
 	if k.state == api.KeeperKept || !k.making.TryAt.IsZero() {
 		return
@@ -82,7 +83,8 @@ func (d *Daemon) keepFamily(ctx context.Context, f rules.Family, k *keeping) {
 		"family", f, "table", iptables.KeeperTable)
 }
 
-// release deletes the family's table, if there is one.
+// release deletes the family's keeper table, if there is one. into is the keeper's state from
+// then on, and why the log's reason. After an error the table stays and is tried again.
 func (d *Daemon) release(ctx context.Context, f rules.Family, k *keeping, into api.KeeperState, why string) {
 	if k.state == api.KeeperKept {
 		if err := d.cfg.Keeper.Release(f); err != nil {

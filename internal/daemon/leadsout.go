@@ -24,7 +24,8 @@ type leadsOut struct {
 	shown []api.LeadsOut                 // the first ones
 }
 
-// takeLeadsOut notes these rules when a table was read again. The log names each once.
+// takeLeadsOut notes the rules that --protect names in vain, when a table was read again. The
+// log names each once.
 func (d *Daemon) takeLeadsOut(ctx context.Context, st *state) {
 	l, moved := &st.leadsOut, false
 	p := d.protection(st)

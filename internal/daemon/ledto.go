@@ -20,7 +20,8 @@ type ledTo struct {
 	logged  map[string]bool
 }
 
-// takeLedTo notes these chains when the generation has changed. The log names each once.
+// takeLedTo notes the led-to chains of other owners for the status, when the generation has
+// changed. The log names each once.
 func takeLedTo(ctx context.Context, st *state) {
 	l := &st.ledTo
 	if l.logged != nil && l.edition == st.generation.edition {
@@ -51,7 +52,8 @@ func takeLedTo(ctx context.Context, st *state) {
 	}
 }
 
-// leadsFrom returns the first chain of a section with a rule that leads to a chain.
+// leadsFrom returns the first chain of a section with a rule that leads to a chain; "" if only
+// a built-in chain has one.
 func leadsFrom(s rules.Section, chain string) string {
 	for _, c := range s.Chains {
 		if slices.ContainsFunc(c.Rules, func(r rules.Rule) bool { return r.Target == chain }) {

@@ -17,7 +17,8 @@ import (
 
 var errTooMany = errors.New("there are more rules than canaryd keeps of a family: raise --max-rules and the memory limit, or remove rules that are not needed")
 
-// takeLeftOut notes the chains that the last read left out. The log names them once.
+// takeLeftOut notes the chains that the last read left out, because there are too many rules,
+// for status and metrics. The log names them once.
 func (d *Daemon) takeLeftOut(ctx context.Context, st *state) {
 	if d.cfg.LeftOut == nil {
 		return

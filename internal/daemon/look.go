@@ -56,7 +56,8 @@ func (l *looking) hint(now time.Time) {
 // plan makes a look due at that time, or before.
 func (l *looking) plan(at time.Time) { l.at = pace.Earliest(l.at, at) }
 
-// begin starts a look, and reports whether a hint caused it.
+// begin starts a look, and reports whether a hint caused it: then families whose stamp is not
+// exact need a probe.
 func (l *looking) begin(now time.Time) (woken bool) {
 	woken, l.evidence = l.woken, l.hinted
 	if l.evidence.IsZero() {
@@ -77,7 +78,8 @@ func (l *looking) afterReplay(now time.Time) {
 	l.followUp = 2 * firstLookAfter
 }
 
-// planFollowUp plans the next of the looks after a replay, up to a distance of most.
+// planFollowUp plans the next of the looks after a replay, up to a distance of most. Then the
+// poll looks for late writers.
 func (l *looking) planFollowUp(now time.Time, most time.Duration) {
 	if l.followUp == 0 {
 		return
@@ -152,6 +154,8 @@ type asked struct {
 }
 
 // askStamps reads the stamps of the families, and returns the families that need a probe.
+// woken: a hint caused the look. free reports whether looks may exceed the budget: a loss was
+// just found, or a replay has just ended. Otherwise a family may wait for its budget.
 func (d *Daemon) askStamps(ctx context.Context, st *state, woken bool, free func() bool) []asked {
 	var families []asked
 	for _, f := range rules.Families() {
@@ -172,7 +176,8 @@ func (d *Daemon) askStamps(ctx context.Context, st *state, woken bool, free func
 }
 
 // askStamp reads the stamp of one family, and reports whether its marks need a probe. They do
-// if a process has written or, without an exact stamp, may have.
+// if a process has written or, without an exact stamp, may have: after a hint (woken), or
+// quietWalk after the last probe.
 func (d *Daemon) askStamp(ctx context.Context, st *state, f rules.Family, woken bool) (asked, bool) {
 	fs, l := st.families[f], &st.families[f].looked
 	a := asked{family: f, start: time.Now(), since: pace.Earliest(l.unasked, st.looking.evidence)}
@@ -260,7 +265,8 @@ type probed struct {
 	result iptables.Probed
 }
 
-// probe probes all marks of a family; false if it could not, or has to wait for its budget.
+// probe probes all marks of a family, so that judgeProbe finds a loss. It returns false if it
+// could not, or has to wait for its budget, unless free allows more.
 func (d *Daemon) probe(ctx context.Context, st *state, a asked, free func() bool) (probed, bool) {
 	fs, start := st.families[a.family], time.Now()
 	if ready := fs.looked.budget.ProbeAt(a.stamp); !free() && start.Before(ready) {
@@ -281,7 +287,8 @@ func (d *Daemon) probe(ctx context.Context, st *state, a asked, free func() bool
 	return probed{a, end, result}, true
 }
 
-// judgeProbe takes the result of a probe into the state: a loss, or a change to examine.
+// judgeProbe takes the result of a probe into the state: a loss, or a change to examine. The
+// time counts against the budget unless free says otherwise.
 func (d *Daemon) judgeProbe(ctx context.Context, st *state, p probed, free func() bool) {
 	a, f := p.asked, p.asked.family
 	fs := st.families[f]
@@ -306,7 +313,9 @@ func (d *Daemon) judgeProbe(ctx context.Context, st *state, p probed, free func(
 	d.cfg.Metrics.ObserveProbe(f, fs.probeResult(), a.took)
 }
 
-// judgeMarks reports whether marks are intact, and opens a loss if they are not.
+// judgeMarks reports whether these marks are intact, and opens a loss if they are not. marks
+// may be a part of the family's marks. Probes call it for looks, and lostMore for work that a
+// loss interrupts.
 func (d *Daemon) judgeMarks(st *state, f rules.Family, marks canary.Marks, probed iptables.Probed) bool {
 	for t := range tableid.Of(marks, f) {
 		d.cfg.Metrics.SetCanaryPresent(f, t, marks.CanaryPresent(f, t, d.cfg.Canary, probed))

@@ -49,12 +49,14 @@ type loss struct {
 	failed  error        // the last try's; nil: it did not fail
 }
 
-// bounds returns the times and genids between which the loss began.
+// bounds returns the times and genids between which the loss began: an Inquiry searches there
+// for culprits and other writers.
 func (l *loss) bounds() culprit.Bounds {
 	return culprit.Bounds{First: l.record.Time, Written: l.window, Noticed: l.noticed, Intact: l.intact, Heard: l.heard}
 }
 
-// openLoss opens a flush record, unless one is open already.
+// openLoss opens a flush record, which heal answers, unless one is open already. digest is that
+// of the read or probe that showed the loss in the family.
 func (st *state) openLoss(f rules.Family, digest uint64) {
 	if st.loss != nil {
 		st.boundAbsence(f)
@@ -73,7 +75,8 @@ func (st *state) openLoss(f rules.Family, digest uint64) {
 	}
 }
 
-// openLossNow is openLoss for a loss that a probe or a read of that digest shows now.
+// openLossNow is openLoss for a loss that a probe or a read of that digest shows now. It also
+// estimates when the loss began.
 func (d *Daemon) openLossNow(st *state, f rules.Family, digest uint64) {
 	d.dateLoss(st, f, digest)
 	fresh := st.loss == nil
@@ -117,14 +120,16 @@ func (st *state) newFlushID(at time.Time) string {
 	}
 }
 
-// hasFlush reports whether a record has that ID, an open one included.
+// hasFlush reports whether a record has that ID, an open one included. newFlushID then tries
+// another.
 func (st *state) hasFlush(id string) bool {
 	return st.loss != nil && st.loss.record.ID == id || st.native.loss != nil && st.native.loss.record.ID == id ||
 		anyOf(st.native.waiting, func(w *api.Flush) bool { return w.ID == id }) ||
 		st.journal.Index(id) >= 0
 }
 
-// remember notes the findings of a read of one family.
+// remember notes the findings of a read of one family. The Jobs of later reads and tries have
+// them (Memory).
 func (l *loss) remember(f rules.Family, examined map[rules.TableName]reload.Examined) {
 	for t, x := range examined {
 		l.memory = l.memory.With(f.Table(t), x.Finding)
@@ -140,7 +145,8 @@ type recovery struct {
 	ridden   time.Time                   // when native tables of the same record were proved
 }
 
-// afterTry takes up the result of another try.
+// afterTry takes up the result of another try: since when tables that were hit are back. A
+// table that is lost again is not.
 func (r *recovery) afterTry(hit flushes.Verdicts, result reload.Result) {
 	for id, tr := range flushes.TablesOf(result) {
 		v := tr.Finding.Verdict
@@ -158,7 +164,8 @@ func (r *recovery) afterTry(hit flushes.Verdicts, result reload.Result) {
 	}
 }
 
-// outcome returns the outcome of the whole loss, after its last try.
+// outcome returns the outcome of the whole loss, after its last try. A last try that wrote
+// nothing does not hide earlier replays.
 func (r recovery) outcome(result reload.Result) api.Outcome {
 	switch outcome := worst(result); {
 	case outcome != reload.Skipped || !r.replayed:
@@ -170,7 +177,8 @@ func (r recovery) outcome(result reload.Result) api.Outcome {
 	}
 }
 
-// provedAt returns when the last table that was hit was intact again, native ones included.
+// provedAt returns when the last table that was hit was intact again, native ones included. The
+// record's absence ends then.
 func (r recovery) provedAt() time.Time {
 	last := r.ridden
 	for _, at := range r.back {

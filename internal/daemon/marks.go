@@ -90,7 +90,7 @@ func (d *Daemon) plant(ctx context.Context, st *state) {
 // errNoCanary: a table was read, and got no canary.
 var errNoCanary = errors.New("it has no canary yet")
 
-// unplanted says which tables got no canary, and why.
+// unplanted says which tables got no canary, and why, for the log of plant; nil if none.
 func unplanted(st *state, result reload.Result) error {
 	var errs []error
 	for id, tr := range flushes.TablesOf(result) {
@@ -101,7 +101,8 @@ func unplanted(st *state, result reload.Result) error {
 	return errors.Join(errs...)
 }
 
-// planted reports whether every table of the family has a mark, or needs none.
+// planted reports whether every table of the family has a mark, or needs none. examineAll
+// leaves other families out.
 func (st *state) planted(f rules.Family) bool {
 	for t, ts := range st.families[f].tables {
 		if st.marks.current[f.Table(t)].Nonce == "" && !ts.spared {
@@ -111,7 +112,8 @@ func (st *state) planted(f rules.Family) bool {
 	return true
 }
 
-// anyPlanted reports whether a table of the family has a mark, or needs none yet.
+// anyPlanted reports whether a table of the family has a mark, or needs none yet. Looks skip
+// other families: a probe would show nothing.
 func (st *state) anyPlanted(f rules.Family) bool {
 	for t, ts := range st.families[f].tables {
 		if st.marks.current[f.Table(t)].Nonce != "" || ts.spared {
@@ -121,7 +123,8 @@ func (st *state) anyPlanted(f rules.Family) bool {
 	return false
 }
 
-// allPlanted reports whether every table has a mark, or needs none.
+// allPlanted reports whether every table has a mark, or needs none. Until then plant is tried,
+// and lists of rules and owners are not complete.
 func (st *state) allPlanted() bool {
 	for f := range st.families {
 		if !st.planted(f) {
@@ -137,7 +140,8 @@ func (r *rotation) plan(now time.Time) {
 	r.by = pace.Earliest(r.by, now.Add(rotateMost))
 }
 
-// hold keeps the marks for a while after a single command removed rules.
+// hold keeps the marks for a while after a single command removed rules: if a purge follows, it
+// is recognised by them.
 func (r *rotation) hold(now time.Time) {
 	if now.Sub(r.removedLast) > holdQuiet {
 		r.removedSince = now
@@ -148,7 +152,8 @@ func (r *rotation) hold(now time.Time) {
 // letGo lets the marks be renewed although single commands removed rules.
 func (r *rotation) letGo() { r.released = true }
 
-// heldUntil returns until when the marks are to stay.
+// heldUntil returns until when the marks are to stay, because a purge may be under way. It is
+// zero if none may be, or if the generation also grew.
 func (r *rotation) heldUntil() time.Time {
 	if r.removedSince.IsZero() || r.released {
 		return time.Time{}
@@ -216,7 +221,8 @@ func (d *Daemon) rotate(ctx context.Context, st *state) {
 	}
 }
 
-// addMade notes the tables that canaryd's write made: they did not exist when it was planned.
+// addMade notes the tables that canaryd's write made: they did not exist when it was planned. A
+// cleanup removes them.
 func (st *state) addMade(f rules.Family, fr reload.FamilyResult) {
 	for t, tr := range fr.Tables {
 		if tr.Seen == nil && !tr.Absent && tr.Proved {

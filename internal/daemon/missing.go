@@ -42,7 +42,7 @@ const (
 	missingSaidEvery = time.Minute
 )
 
-// is reports whether h of a finding is this jump, or a rule of this chain.
+// is reports whether h of a finding or a job is this jump, or a rule of this chain.
 func (m missing) is(id rules.TableID, h rules.Jump) bool {
 	if !rules.Builtin(id.Name, m.jump.Chain) {
 		return m.jump.Chain == h.Chain
@@ -50,18 +50,20 @@ func (m missing) is(id rules.TableID, h rules.Jump) bool {
 	return m.jump.Same(h)
 }
 
-// in reports whether a finding still lacks it.
+// in reports whether a finding still lacks it, or cannot say. Otherwise the rules are back, and
+// forgetReturned forgets them.
 func (m missing) in(id rules.TableID, f canary.Finding) bool {
 	is := func(h rules.Jump) bool { return m.is(id, h) }
 	return slices.ContainsFunc(f.Waiting, is) || m.lost(id, f) || f.Verdict == canary.Unknown
 }
 
-// lost reports whether a finding counts it as lost.
+// lost reports whether a finding counts it as lost, because its grace is over or a flush took
+// more. countFromDeletion then dates the loss back to its deletion.
 func (m missing) lost(id rules.TableID, f canary.Finding) bool {
 	return slices.Contains(f.Emptied, m.jump.Chain) || slices.ContainsFunc(f.Jumps, func(h rules.Jump) bool { return m.is(id, h) })
 }
 
-// stands reports whether a section has it.
+// stands reports whether a section has it. Then it waits for its owner no longer.
 func (m missing) stands(id rules.TableID, s rules.Section) bool {
 	if !rules.Builtin(id.Name, m.jump.Chain) {
 		c, _ := s.Chain(m.jump.Chain)
@@ -70,7 +72,8 @@ func (m missing) stands(id rules.TableID, s rules.Section) bool {
 	return slices.ContainsFunc(s.Jumps, func(h rules.Jump) bool { return m.is(id, h) })
 }
 
-// lackedBy counts the jumps and chains of a list that a section does not have.
+// lackedBy counts the jumps and chains of a list that a section does not have. Metrics show
+// them as missing after a proved write.
 func lackedBy(id rules.TableID, s rules.Section, list []rules.Jump) (n int) {
 	for _, h := range list {
 		if m := (missing{jump: h}); !m.stands(id, s) {
@@ -80,7 +83,7 @@ func lackedBy(id rules.TableID, s rules.Section, list []rules.Jump) (n int) {
 	return n
 }
 
-// alone returns it as a finding.
+// alone returns it as a finding, so that an Inquiry looks for the process that took it alone.
 func (m missing) alone(id rules.TableID) canary.Finding {
 	if !rules.Builtin(id.Name, m.jump.Chain) {
 		return canary.Finding{Verdict: canary.Emptied, Emptied: []string{m.jump.Chain}}
@@ -107,12 +110,15 @@ func (d *Daemon) graceEnds(st *state, id rules.TableID, m missing) time.Time {
 	return end
 }
 
-// graceOver reports whether a table misses h and the grace of h is over.
+// graceOver reports whether a table misses h and the grace of h is over. Reads then count it as
+// lost, and replays put it back (Job.Over).
 func (d *Daemon) graceOver(st *state, id rules.TableID, h rules.Jump, now time.Time) bool {
 	return slices.ContainsFunc(st.table(id).missing, func(m missing) bool { return m.is(id, h) && pace.Due(d.graceEnds(st, id, m), now) })
 }
 
-// anyGraceOver reports whether the grace of any missing jump or chain is over.
+// anyGraceOver reports whether the grace of any missing jump or chain is over. Then judge
+// examines a read once more with these rules as lost, and heal notes that the loss has jumps
+// that were deleted by name.
 func (d *Daemon) anyGraceOver(st *state, now time.Time) bool {
 	for id, ts := range st.tables() {
 		if slices.ContainsFunc(ts.missing, func(m missing) bool { return pace.Due(d.graceEnds(st, id, m), now) }) {
@@ -122,7 +128,8 @@ func (d *Daemon) anyGraceOver(st *state, now time.Time) bool {
 	return false
 }
 
-// missingKind returns the verdict that a table has while its rules wait for their owner.
+// missingKind returns the verdict that a Status shows for a table while its rules wait for
+// their owner.
 func (ts *tableState) missingKind(id rules.TableID) canary.Verdict {
 	if slices.ContainsFunc(ts.missing, func(m missing) bool { return !rules.Builtin(id.Name, m.jump.Chain) }) {
 		return canary.Emptied
@@ -130,7 +137,8 @@ func (ts *tableState) missingKind(id rules.TableID) canary.Verdict {
 	return canary.JumpsMissing
 }
 
-// forgetReturned forgets the jumps and chains that a read shows again, and returns them.
+// forgetReturned forgets the jumps and chains that a read shows again, and returns them:
+// followMissing logs their return.
 func (ts *tableState) forgetReturned(id rules.TableID, f canary.Finding) (back []missing) {
 	if len(ts.missing) == 0 {
 		return nil
@@ -165,8 +173,9 @@ func (d *Daemon) planGraces(st *state, id rules.TableID, f canary.Finding) {
 	}
 }
 
-// followMissing notes the rules that an examination found missing and that their owner may have
-// deleted: since when, and by which process.
+// followMissing notes the rules that an examination (x, by judge) found missing and that their
+// owner may have deleted: since when, and by which process. It logs rules that are missing for
+// longer than missingSaidAfter.
 func (d *Daemon) followMissing(ctx context.Context, st *state, id rules.TableID, x reload.Examined, now time.Time) {
 	fs, ts := st.families[id.Family], st.table(id)
 	log := klog.FromContext(ctx).WithValues("family", id.Family, "table", id.Name)
@@ -220,6 +229,7 @@ func (d *Daemon) followMissing(ctx context.Context, st *state, id rules.TableID,
 		"rules", missingTexts(id, list), "by", by, "grace", d.cfg.JumpGrace)
 }
 
+// missingTexts names the first of these rules for one line of the log.
 func missingTexts(id rules.TableID, list []missing) (texts []string) {
 	for _, m := range list[:min(len(list), flushes.NamesKept)] {
 		texts = append(texts, m.text(id))
@@ -227,7 +237,8 @@ func missingTexts(id rules.TableID, list []missing) (texts []string) {
 	return texts
 }
 
-// countFromDeletion dates a loss that was opened just now back to the deletion of its rules.
+// countFromDeletion dates a loss that was opened just now back to the deletion of its rules,
+// whose grace is over. It leaves a loss of marks as it is.
 func (d *Daemon) countFromDeletion(st *state, id rules.TableID, f canary.Finding) {
 	l := st.loss
 	if l.noticeLogged || l.recorded || f.MarkLost {

@@ -155,6 +155,8 @@ type nativeDeed struct {
 // took reports whether the commit deleted something in the table.
 func (d nativeDeed) took() bool { return len(d.Rules)+len(d.Elements)+d.Lost > 0 }
 
+// newNativeRealm returns the loop's knowledge of native tables before any read. If Wake is set,
+// canaryd reads none until there is a table to guard.
 func (d *Daemon) newNativeRealm() nativeRealm {
 	r := nativeRealm{tables: map[tableid.TableID]*nativeTable{}, immune: map[tableid.TableID]bool{},
 		witness: map[tableid.Family]native.Witness{}, waiting: map[tableid.TableID]*api.Flush{}, limit: reload.NewLimiter()}
@@ -175,7 +177,8 @@ func (r *nativeRealm) standsOf(id string) bool {
 
 func (d *Daemon) guardsNative() bool { return d.cfg.Native.Kernel != nil }
 
-// hintNative makes a look due because of something that happened just now.
+// hintNative makes a look due because of something that happened just now: a hint, a poll, or
+// the end of a loss.
 func (d *Daemon) hintNative(st *state, now time.Time) {
 	if d.guardsNative() {
 		st.native.hinted, st.native.lookAt = pace.Earliest(st.native.hinted, now), now
@@ -190,7 +193,7 @@ func (r *nativeRealm) ids() []tableid.TableID {
 	return slices.SortedFunc(maps.Keys(r.tables), tableid.TableID.Compare)
 }
 
-// families returns the families that have guarded tables.
+// families returns the families that have guarded tables: each has a witness.
 func (r *nativeRealm) families() []tableid.Family {
 	var all []tableid.Family
 	for _, id := range r.ids() {
@@ -199,7 +202,8 @@ func (r *nativeRealm) families() []tableid.Family {
 	return slices.Compact(all)
 }
 
-// nativeChores are the rows of the loop's table that are about native tables.
+// nativeChores are the rows of the loop's table that are about native tables. They follow the
+// heal of iptables' tables.
 func (d *Daemon) nativeChores() []chore {
 	return []chore{
 		{"look at native tables", func(st *state) time.Time { return st.native.lookAt }, nil, readLimit, d.lookNative},
@@ -231,7 +235,7 @@ func (d *Daemon) nativeSound(st *state) bool {
 	return r.begun && !r.all && r.loss == nil && !r.trouble.There() && !anyOf(r.tables, (*nativeTable).lost)
 }
 
-// lookAgain plans a look in the place of one that failed.
+// lookAgain plans a look that much later in the place of one that failed, unless the run ends.
 func (r *nativeRealm) lookAgain(ctx context.Context, after time.Duration) {
 	if ctx.Err() == nil {
 		r.lookAt = time.Now().Add(after)

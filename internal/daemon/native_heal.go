@@ -86,7 +86,8 @@ func (d *Daemon) healNative(ctx context.Context, st *state) {
 	d.nativeFailed(ctx, st, fmt.Errorf("%d times: %w", nativestore.Tries, last))
 }
 
-// limited puts the next try off if replays have cost too much lately.
+// limited reports whether replays have cost too much lately, and then puts the next try off.
+// healNative stops there, so that a process that keeps flushing does not cost the node more.
 func (r *nativeRealm) limited() bool {
 	now := time.Now()
 	wait := r.limit.Wait(now)
@@ -96,7 +97,9 @@ func (r *nativeRealm) limited() bool {
 	return wait > 0
 }
 
-// contend notes that another process keeps undoing replays, until a while after the next try.
+// contend notes that another process keeps undoing replays, until a while after the next try
+// (calmAt). Until then the log shows no line for each flush, and the status says that replays
+// are contended.
 func (r *nativeRealm) contend(ctx context.Context) {
 	if r.calmAt.IsZero() {
 		severity.Warnings(klog.FromContext(ctx)).Info("A process keeps undoing the replays; until it stops, canaryd limits them and does not log each",
@@ -105,13 +108,16 @@ func (r *nativeRealm) contend(ctx context.Context) {
 	r.calmAt = r.loss.retry.At.Add(calmFor)
 }
 
-// lostAgain reports whether a table is to be put back that was already written for this loss.
+// lostAgain reports whether a repair is of a table that was already written for this loss, and
+// is not proved. healNative calls it before a try. If the limit is reached, it then blames a
+// process that keeps undoing replays.
 func (l *nativeLoss) lostAgain(repairs []native.Repair) bool {
 	return slices.ContainsFunc(repairs, func(r native.Repair) bool { return l.unswept[r.Want.ID] })
 }
 
 // replayNative writes a plan, and proves the repairs that the kernel took, which it returns.
-// The error is nil if these are all repairs, and proved.
+// The error is nil if these are all repairs, and proved. Else healNative or restoreNative plans
+// and tries again.
 func (d *Daemon) replayNative(ctx context.Context, st *state, plan nativePlan) (done []native.Repair, err error) {
 	done, err = d.writeNative(ctx, st, plan)
 	if len(done) > 0 {
@@ -121,8 +127,8 @@ func (d *Daemon) replayNative(ctx context.Context, st *state, plan nativePlan) (
 }
 
 // iptablesFirst looks whether the flusher has taken iptables' rules meanwhile, and reports
-// whether that is news. These are put back first, or together with native tables, because a
-// replay of native tables may take seconds.
+// whether that is news. healNative then returns, and the loop puts these back first, or
+// together with native tables: a replay of native tables may take seconds.
 func (d *Daemon) iptablesFirst(ctx context.Context, st *state) bool {
 	if st.loss != nil {
 		return false // it is known, and its next try may be far
@@ -141,8 +147,8 @@ type nativePlan struct {
 }
 
 // planNative reads the wanted tables that may be lost; wanted gets nil for an unknown table. It
-// plans to put lost tables back, more of them if an operator asked for it. It learns a table
-// that its owner changed.
+// plans to put lost tables back, for an operator (asked) also those that canaryd does not put
+// back unasked. It learns a table that its owner changed.
 func (d *Daemon) planNative(ctx context.Context, st *state, wanted func(*nativeTable) bool, asked bool) (plan nativePlan, err error) {
 	r := &st.native
 	if plan.seen, err = d.hearAndSight(ctx, st, wanted); err != nil {
@@ -188,7 +194,8 @@ func (p *nativePlan) add(t *nativeTable, remedy native.Remedy) {
 	p.repairs = append(p.repairs, native.NewRepair(remedy, t.want, p.seen.Tables[t.want.ID], time.Since(t.leftAt)))
 }
 
-// mayBeLost reports whether a table has to be read for a verdict; nil is an unknown table.
+// mayBeLost reports whether planNative has to read a table for a verdict; nil is a table that
+// canaryd does not guard yet.
 func (r *nativeRealm) mayBeLost(t *nativeTable) bool {
 	return r.all || t == nil && r.fresh || t != nil && (!t.dirty.IsZero() || t.lost())
 }
@@ -223,8 +230,8 @@ func (d *Daemon) writeNative(ctx context.Context, st *state, plan nativePlan) (d
 }
 
 // writeOneByOne writes each table in a transaction of its own, after the kernel refused all of
-// them together. It returns the written repairs, the devices that were left out of these, and
-// why the other repairs were not written.
+// them together (first). It returns the written repairs, the devices that were left out of
+// these, and why the other repairs were not written. Missing witnesses are planted later.
 func (d *Daemon) writeOneByOne(st *state, plan nativePlan, first error) (done []native.Repair, left []string, err error) {
 	st.native.plantAt = time.Now()
 	genid := plan.seen.Genid
@@ -254,13 +261,15 @@ func (d *Daemon) writeOneByOne(st *state, plan nativePlan, first error) (done []
 	return done, left, errors.Join(failed...)
 }
 
-// wroteNative notes that a plan was written at that time.
+// wroteNative notes the time of a plan's write for the record, and the witnesses that it
+// planted.
 func (d *Daemon) wroteNative(st *state, plan nativePlan, at time.Time) {
 	st.native.loss.written = at
 	st.native.planted(plan.witnesses)
 }
 
-// noteLeft says which devices were left out of a replay.
+// noteLeft notes the network devices (left) that a replay left out, because the node lacks
+// them. The log names them, and the loss ends as partial.
 func (d *Daemon) noteLeft(ctx context.Context, st *state, left []string) {
 	l := st.native.loss
 	if l.lacking = l.lacking || len(left) > 0; len(left) > 0 {
@@ -329,7 +338,7 @@ func (d *Daemon) proveNative(ctx context.Context, st *state, read uint32, repair
 }
 
 // sweepLater notes a table that was written and is not proved yet. It may be in force, or its
-// owner may have written it meanwhile.
+// owner may have written it meanwhile. If no proof follows, endNative may sweep its flows.
 func (l *nativeLoss) sweepLater(id tableid.TableID) {
 	if l.unswept == nil {
 		l.unswept = map[tableid.TableID]bool{}
@@ -337,7 +346,8 @@ func (l *nativeLoss) sweepLater(id tableid.TableID) {
 	l.unswept[id] = true
 }
 
-// nativeFailed plans the next try and says why there is one.
+// nativeFailed plans the next try after err, and says in the record, the status and the log why
+// the rules are still missing.
 func (d *Daemon) nativeFailed(ctx context.Context, st *state, err error) {
 	l := st.native.loss
 	l.attempts++
@@ -374,7 +384,8 @@ func (d *Daemon) holdNative(ctx context.Context, st *state) {
 	d.witnessesDue(st)
 }
 
-// resumeNative makes the replay of a loss due at once, after a pause.
+// resumeNative makes the replay of a loss due at once, after a pause. When a pause begins,
+// healNative then records the loss and holds it.
 func (st *state) resumeNative() {
 	if l := st.native.loss; l != nil {
 		l.retry.At = time.Now()

@@ -15,7 +15,8 @@ import (
 
 // This file takes the deeds of commits to nf_tables, as the kernel notifies of them, to the tables.
 
-// hearNow takes in the deeds of all commits until now, and returns the genid.
+// hearNow takes in the deeds of all commits until now, and returns the genid. A read or write
+// at that genid then meets known commits only.
 func (d *Daemon) hearNow(ctx context.Context, st *state) (genid uint32, err error) {
 	if genid, err = d.cfg.Native.Kernel.Genid(); err == nil {
 		err = d.hearNative(ctx, st, genid)
@@ -23,7 +24,8 @@ func (d *Daemon) hearNow(ctx context.Context, st *state) (genid uint32, err erro
 	return genid, err
 }
 
-// hearNative takes in the deeds of commits up to a genid.
+// hearNative takes in the deeds of commits up to a genid: changed tables become due for a read.
+// If commits were missed, all tables do.
 func (d *Daemon) hearNative(ctx context.Context, st *state, genid uint32) error {
 	r, now := &st.native, time.Now()
 	since := notBefore(pace.Earliest(r.hinted, now), r.heard)
@@ -59,8 +61,8 @@ func (d *Daemon) hearNative(ctx context.Context, st *state, genid uint32) error 
 	return err
 }
 
-// heardAt returns when a commit was noted. If it was not noted, heardAt returns the first hint
-// that may belong to it.
+// heardAt returns when a commit was noted: a loss may begin then. If it was not noted, heardAt
+// returns the first hint that may belong to it (hinted).
 func (d *Daemon) heardAt(c nft.Commit, hinted time.Time) time.Time {
 	if noted := d.cfg.Writers.Of(c).Time; !noted.IsZero() {
 		return noted
@@ -68,9 +70,10 @@ func (d *Daemon) heardAt(c nft.Commit, hinted time.Time) time.Time {
 	return hinted
 }
 
-// strangerOf returns a table of another owner that the same commit deleted; empty if there is
-// none. If the family's witness is in place, the commit was no flush. Then strangerOf says only
-// that another process deleted a table whose owner is known.
+// strangerOf returns a table of another owner that the same commit deleted, as evidence of a
+// flush (Deed.With); empty if there is none. If the family's witness is in place, the commit
+// was no flush. Then strangerOf says only that another process deleted a table whose owner is
+// known.
 func (r *nativeRealm) strangerOf(id tableid.TableID, c native.Commit) string {
 	if !c.Deeds[id].Deleted || r.witness[id.Family].Nonce != "" && !protect.OwnerKnown(id) {
 		return ""
@@ -84,7 +87,8 @@ func (r *nativeRealm) strangerOf(id tableid.TableID, c native.Commit) string {
 	return with
 }
 
-// takeDeed notes the deed of a commit on one table.
+// takeDeed notes the deed of a commit on one table, and makes a read of the table due. A deed
+// on a table that is not guarded may be of a new one.
 func (d *Daemon) takeDeed(r *nativeRealm, id tableid.TableID, deed nativeDeed) {
 	t := r.tables[id]
 	switch {
@@ -105,21 +109,23 @@ func (d *Daemon) takeDeed(r *nativeRealm, id tableid.TableID, deed nativeDeed) {
 	t.touch(deed.since, time.Now(), deed.MayTake())
 }
 
-// touch notes that the table may differ from the content that ought to be in force.
+// touch notes that the table may differ, since then, from the content that ought to be in
+// force: planReads plans a read. urgent: it may be a flush, and the read does not wait for a
+// quiet owner.
 func (t *nativeTable) touch(since, now time.Time, urgent bool) {
 	t.dirty, t.moved = pace.Earliest(t.dirty, since), now
 	t.urgent = t.urgent || urgent
 }
 
-// gone reports whether the last commit since the last read deleted the table. That needs no
-// read.
+// gone reports whether the last commit since the last read deleted the table. It is then judged
+// without a read, and may ride.
 func (t *nativeTable) gone() bool {
 	n := len(t.deeds)
 	return n > 0 && t.deeds[n-1].Deleted && t.deeds[n-1].Made == 0
 }
 
 // deedsUpTo returns the deeds of commits up to that genid on a table, with all that is known of
-// their processes.
+// their processes. The judge of the table decides by them.
 func (d *Daemon) deedsUpTo(id tableid.TableID, t *nativeTable, genid uint32) (known []nativeDeed) {
 	for _, deed := range t.deeds {
 		if !nft.Newer(deed.Genid, genid) {

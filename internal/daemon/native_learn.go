@@ -26,8 +26,9 @@ func (s nativeSight) learned(id tableid.TableID) nativeLearned {
 	return nativeLearned{id, native.Before{Table: s.Tables[id], Digest: s.Digest(id), Genid: s.Genid, LeftAt: s.LeftAt(id)}, s.At}
 }
 
-// suspects reports whether a commit may have taken parts that are not its author's. The state
-// of its tables before it is learned as soon as the commit is heard of.
+// suspects reports whether a commit may have taken parts that are not its author's. The Kernel
+// calls it for each commit. The state of its tables before it is learned as soon as the commit
+// is heard of.
 func (d *Daemon) suspects(c native.Commit) bool {
 	if c.Own {
 		return false
@@ -62,8 +63,9 @@ func (d *Daemon) learnBefore(ctx context.Context, st *state, c native.Commit) {
 	}
 }
 
-// adopt makes the content of a table that was read the expected content. Parts in quarantine
-// stay there, unless its owner has decided about them.
+// adopt makes the content of a table that was read the expected content, after an owner's
+// change, a proof, or a first read. Parts in quarantine stay there, unless its owner has
+// decided about them.
 func (d *Daemon) adopt(ctx context.Context, st *state, now nativeLearned) {
 	r, t := &st.native, st.native.tables[now.id]
 	moved := t.want == nil || t.digest != now.Digest

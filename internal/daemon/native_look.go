@@ -43,8 +43,9 @@ func (d *Daemon) lookNative(ctx context.Context, st *state) {
 	}
 }
 
-// planReads plans when changed tables are read: at once after a possible flush, and otherwise
-// after their owner was quiet.
+// planReads plans when readNative reads changed tables: at once after a possible flush, and
+// otherwise after their owner was quiet. A deleted table may have to wait for its report
+// (reportAt), and the pace may delay reads.
 func (r *nativeRealm) planReads(now time.Time) {
 	r.readAt = time.Time{}
 	plan := func(at time.Time) { r.readAt = pace.Earliest(r.readAt, pace.Latest(at, r.pace.again)) }
@@ -120,8 +121,8 @@ func (d *Daemon) readNative(ctx context.Context, st *state) {
 	d.witnessesDue(st)
 }
 
-// finishRead plans the steps after a read that took so long. alarm: a possible flush caused the
-// read.
+// finishRead plans the steps after a read of native tables. It charges the pace with the read's
+// time, unless the read was the first or found a loss. alarm: a possible flush caused the read.
 func (r *nativeRealm) finishRead(end time.Time, seen nativeSight, alarm bool) {
 	first := !r.begun
 	r.begun = r.begun || seen.all
@@ -134,8 +135,8 @@ func (r *nativeRealm) finishRead(end time.Time, seen nativeSight, alarm bool) {
 	}
 }
 
-// rest notes that the table was judged. It is read again only after another commit, or if
-// commits were missed again.
+// rest notes that the table was judged. It is read again only after another commit. missed:
+// some commits were missed again, so that it stays due.
 func (t *nativeTable) rest(missed bool) {
 	if t.missed = missed; !missed {
 		t.dirty, t.urgent = time.Time{}, false
@@ -185,8 +186,9 @@ func (c *nativeChoice) takes(t nft.Table) bool {
 	return true
 }
 
-// room reports whether one more table can be guarded. fresh are tables that are about to be
-// guarded. A place is kept for each table that is named.
+// room reports whether one more table can be guarded: a table that a read or the last run's
+// state shows. fresh are tables that are about to be guarded. A place is kept for each table
+// that is named.
 func (r *nativeRealm) room(id tableid.TableID, named []tableid.TableID, fresh map[tableid.TableID]bool) bool {
 	taken := len(r.tables) + len(fresh)
 	if !slices.Contains(named, id) {
@@ -266,7 +268,8 @@ func (d *Daemon) noteDrift(ctx context.Context, r *native.Ruleset) {
 
 var errDrifted = errors.New("the kernel's notifications do not add up to its dump")
 
-// noteOverLimit logs once that there are more tables than canaryd guards.
+// noteOverLimit notes for the status how many tables are more than canaryd guards, and logs it
+// once.
 func (d *Daemon) noteOverLimit(ctx context.Context, r *nativeRealm, overLimit int) {
 	if r.overLimit = overLimit; overLimit == 0 {
 		r.limits.Over()
@@ -278,8 +281,9 @@ func (d *Daemon) noteOverLimit(ctx context.Context, r *nativeRealm, overLimit in
 	}
 }
 
-// witnessesLost returns the nonces of the present witnesses. It reads them only where commits
-// were missed: otherwise the commits show a lost witness.
+// witnessesLost returns the nonces of the present witnesses, "" for none. It reads them only
+// where commits were missed: otherwise the commits show a lost witness. A nonce other than the
+// table's is a sign of a flush (judgeNative).
 func (d *Daemon) witnessesLost(ctx context.Context, r *nativeRealm) (map[tableid.Family]string, error) {
 	stand := map[tableid.Family]string{}
 	for id, t := range r.tables {
@@ -295,9 +299,9 @@ func (d *Daemon) witnessesLost(ctx context.Context, r *nativeRealm) (map[tableid
 	return stand, nil
 }
 
-// judgeNative returns the verdict on a table. A table that was deleted alone keeps its verdict
-// until it is in the kernel again. But while its report is put off, its process may become
-// known.
+// judgeNative returns the verdict on a table as seen shows it. stand has the present witnesses'
+// nonces where commits were missed. A table that was deleted alone keeps its verdict until it
+// is in the kernel again. But while its report is put off, its process may become known.
 func (d *Daemon) judgeNative(id tableid.TableID, t *nativeTable, seen nativeSight, stand map[tableid.Family]string) native.Finding {
 	if t.inForce != "" && seen.Tables[id] != nil && nativestore.IDOf(seen.Digest(id)) == t.inForce {
 		return native.Finding{Verdict: native.Intact, Why: "it has the content that was last in force"}
@@ -318,8 +322,8 @@ func (d *Daemon) judgeNative(id tableid.TableID, t *nativeTable, seen nativeSigh
 	return native.Judge(e)
 }
 
-// adoptNative accepts an owner's change: it adopts the content of the table, or forgets a table
-// that its owner removed.
+// adoptNative accepts an owner's change, an intact table, or an operator's decision (f). It
+// adopts the content of the table, or forgets a table that its owner removed.
 func (d *Daemon) adoptNative(ctx context.Context, st *state, id tableid.TableID, seen nativeSight, f native.Finding) {
 	d.nativeBack(ctx, st, id, seen.Tables[id] != nil)
 	if seen.Tables[id] != nil {

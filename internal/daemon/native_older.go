@@ -17,7 +17,8 @@ import (
 // This is older.go for native tables. They have no marks: the IDs of their contents show whether a
 // table is as it was when the last run ended.
 
-// nativeBehind returns the note that the native tables on disk are behind.
+// nativeBehind returns the note that the native tables on disk are behind, for saveNative to
+// write if it fails.
 func (d *Daemon) nativeBehind(st *state) *reload.Behind {
 	r := &st.native
 	b := &reload.Behind{Stored: d.cfg.Native.Store.Index(), Saved: r.disk.keptAt, Changes: r.disk.changes - r.disk.keptChanges}

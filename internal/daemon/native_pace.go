@@ -27,7 +27,8 @@ type nativePace struct {
 // alarmAt returns when a read after a possible flush may begin.
 func (p *nativePace) alarmAt() time.Time { return p.quiet.Add(-p.last) }
 
-// allows reports whether a changed table may be read now. A table that is gone needs no read.
+// allows reports whether readNative may read a changed table now. A table that is gone needs no
+// read.
 func (p *nativePace) allows(t *nativeTable, now time.Time) bool {
 	switch {
 	case t.dirty.IsZero() || now.Before(p.again):
@@ -38,7 +39,8 @@ func (p *nativePace) allows(t *nativeTable, now time.Time) bool {
 	return t.urgent && !now.Before(p.alarmAt()) || !now.Before(p.ready)
 }
 
-// spend notes a read that showed no loss. alarm: a possible flush caused the read.
+// spend notes a read that showed no loss: the next ones wait for nine times its duration.
+// alarm: a possible flush caused the read.
 func (p *nativePace) spend(end time.Time, took time.Duration, alarm bool) {
 	p.ready = end.Add(readShare * took)
 	if alarm {
@@ -53,8 +55,8 @@ func (p *nativePace) interrupted(now time.Time) {
 	p.quiet, p.last = pace.Latest(p.quiet, p.ready), 0
 }
 
-// alarmed reports whether a possible flush makes a read of the wanted tables necessary. Tables
-// that are gone need no read.
+// alarmed reports whether a possible flush makes a read of the wanted tables necessary: the
+// pace counts it apart. Tables that are gone need no read.
 func (r *nativeRealm) alarmed(wanted func(tableid.TableID) bool) bool {
 	for id, t := range r.tables {
 		if t.urgent && !t.gone() && wanted(id) {

@@ -18,7 +18,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// hold notes the parts of a table that are in quarantine.
+// hold makes held the table's parts in quarantine, and plans to save that. If there are more
+// than before, readmitNative soon tries them; if no table has any, it stops.
 func (d *Daemon) hold(st *state, t *nativeTable, held []native.Held) {
 	r, now := &st.native, time.Now()
 	switch grown := len(held) > len(t.held); {
@@ -53,7 +54,7 @@ func (d *Daemon) holdOn(ctx context.Context, st *state, t *nativeTable, now nati
 }
 
 // holdRefused puts the parts that a proved repair left out into quarantine, next to the earlier
-// ones.
+// ones (before). If there are any, the loss ends as partial.
 func (d *Daemon) holdRefused(ctx context.Context, st *state, repair native.Repair, before []native.Held) {
 	id := repair.Want.ID
 	t := st.native.tables[id]
@@ -67,7 +68,7 @@ func (d *Daemon) holdRefused(ctx context.Context, st *state, repair native.Repai
 	d.hold(st, t, slices.Concat(still, nativestore.Lasting(refused)))
 }
 
-// logHeld logs the parts that a replay left out of a native table.
+// logHeld logs the parts that a replay or a restore left out of a native table.
 func logHeld(ctx context.Context, id tableid.TableID, held []native.Held) {
 	log, waiting := klog.FromContext(ctx), 0
 	missing := slices.DeleteFunc(slices.Clone(held), func(h native.Held) bool { return h.Waits })
@@ -114,7 +115,8 @@ func (d *Daemon) readmitNative(ctx context.Context, st *state) {
 	r.planReads(time.Now())
 }
 
-// readmitTable is readmitNative for one table.
+// readmitTable is readmitNative for one table. After an error, or a write without proof, a read
+// judges the table, or the next try follows.
 func (d *Daemon) readmitTable(ctx context.Context, st *state, id tableid.TableID) error {
 	r := &st.native
 	seen, err := d.sightNative(ctx, st, d.cfg.Native.Kernel.Follow, func(other tableid.TableID) bool { return other == id })
@@ -168,8 +170,9 @@ func (d *Daemon) readmitTable(ctx context.Context, st *state, id tableid.TableID
 	return nil
 }
 
-// completeNative ends the record of a flush when none of its tables has a part in quarantine
-// any more. The last part came back, or the owner has decided about it.
+// completeNative ends the record of the flush that took the parts of t, when none of its tables
+// has a part in quarantine any more. The last part came back, or the owner has decided about
+// it.
 func (d *Daemon) completeNative(ctx context.Context, st *state, t *nativeTable) {
 	flush := t.heldFor
 	if t.heldFor = ""; flush == "" {

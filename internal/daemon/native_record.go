@@ -46,8 +46,9 @@ type nativeLoss struct {
 	failed  error // the last try's; nil: it did not fail
 }
 
-// loseNative opens a flush record. If one is open and lacks the table, its next try is due at
-// once. It reports whether the open record has the table already.
+// loseNative opens a flush record for a lost table, or continues one that the last run left
+// open; healNative answers it. If a record is open and lacks the table, its next try is due at
+// once. known: the open record has the table already.
 func (d *Daemon) loseNative(st *state, id tableid.TableID) (known bool) {
 	r, now := &st.native, time.Now()
 	if r.loss != nil {
@@ -64,8 +65,9 @@ func (d *Daemon) loseNative(st *state, id tableid.TableID) (known bool) {
 	return false
 }
 
-// newNativeRecord begins a record of a table's loss. The loss began with the commit that took
-// the table or, if that was missed, at the latest when it was seen.
+// newNativeRecord begins the record of a table's loss, for an open loss or a table that waits
+// for a decision. The loss began with the commit that took the table or, if that was missed, at
+// the latest when it was seen.
 func (d *Daemon) newNativeRecord(st *state, t *nativeTable) api.Flush {
 	now := time.Now()
 	at := cmp.Or(d.takenSince(t), t.dirty, now)
@@ -79,8 +81,8 @@ func (d *Daemon) newNativeRecord(st *state, t *nativeTable) api.Flush {
 }
 
 // takenSince returns the first evidence of the commit that deleted the table, or else of the
-// first commit that took a part. It is zero if that was missed. Commits of the owner before it
-// do not count.
+// first commit that took a part. It is zero if that was missed. A record begins at that time,
+// so commits of the owner before it do not count.
 func (d *Daemon) takenSince(t *nativeTable) (since time.Time) {
 	for _, deed := range t.deeds {
 		switch {
@@ -106,7 +108,8 @@ func (d *Daemon) recordNative(ctx context.Context, st *state, repairs []native.R
 	}
 }
 
-// addNativeLosses puts tables into the open record that it does not have, and returns how many.
+// addNativeLosses puts tables into the open record that it lacks, and returns how many to
+// announce.
 func (d *Daemon) addNativeLosses(st *state, repairs []native.Repair) (added int) {
 	l := st.native.loss
 	for _, repair := range repairs {
@@ -186,8 +189,9 @@ func (d *Daemon) addNativeLoss(st *state, r *api.Flush, id tableid.TableID) {
 // partsShown is how many parts of a table a record names.
 const partsShown = 20
 
-// lostParts says in words how much each part of a table lost. For a deleted table these are its
-// chains, base chains first, and its named sets.
+// lostParts says in words how much each part of a table lost, for its record. For a deleted
+// table these are its chains, base chains first, and its named sets. more is the number of
+// parts beyond partsShown.
 func lostParts(t *nativeTable) (parts []string, more int) {
 	say := func(text string) {
 		if len(parts) == partsShown {
@@ -219,9 +223,9 @@ func lostParts(t *nativeTable) (parts []string, more int) {
 	return parts, more
 }
 
-// takersOf returns the processes that took a table's lost parts. That is the author of the last
-// commit that deleted it. Without such a commit, these are the authors of commits that took
-// something and wrote nothing. If commits were missed, there are none.
+// takersOf returns the processes that took a table's lost parts, for the record. That is the
+// author of the last commit that deleted it. Else these are the authors of commits that only
+// took something, or made the table dormant. Missed commits and unknown processes are left out.
 func (d *Daemon) takersOf(t *nativeTable) []watch.Writer {
 	var taken []nft.Commit
 	for _, deed := range t.deeds {
@@ -242,9 +246,10 @@ func (d *Daemon) takersOf(t *nativeTable) []watch.Writer {
 	return by
 }
 
-// committer says how a commit's process is related to the table. It is the owner if it or its
-// parent has an owner's name. It is not the owner if its unit loads rules from a file. It is a
-// stranger if a shell or an agent executed nft, with no owner behind it.
+// committer says how a commit's process is related to the table; native.Judge decides by it
+// whether a loss is the owner's doing. It is the owner if it or its parent has an owner's name.
+// It is not the owner if its unit loads rules from a file. It is a stranger if a shell or an
+// agent executed nft, with no owner behind it.
 func (d *Daemon) committer(id tableid.TableID, c nft.Commit) native.Committer {
 	w := d.cfg.Writers.Of(c)
 	writers := owners.WritersOf(id)
@@ -260,8 +265,9 @@ func (d *Daemon) committer(id tableid.TableID, c nft.Commit) native.Committer {
 	return native.UnknownCommitter
 }
 
-// deletesByName reports whether a command line is nft's and names a rule, a chain, a set or
-// elements that it deletes.
+// deletesByName reports whether a process ran nft to delete a rule, chain, set, map or elements
+// that it names. The judge takes that for a decision, and not for a flush (Deed.ByName). A
+// deletion of a whole table does not count. command is the committer's command line.
 func deletesByName(command string) bool {
 	words := strings.Fields(command)
 	if len(words) == 0 || path.Base(words[0]) != "nft" {
@@ -297,8 +303,9 @@ func (d *Daemon) reportNative(ctx context.Context, st *state, id tableid.TableID
 		"flush", record.ID, "table", id.NFT(), "verdict", t.finding.Verdict, "by", flushes.CulpritsText(record), "bringItBack", restoreCommand, "acceptTheLoss", dismissCommand)
 }
 
-// nativeBack notes that a table is as its owner wants it: its open losses are over. If it was
-// the last table of a loss, endBack ends that loss, because a plan may still work on it.
+// nativeBack notes that a table is as its owner wants it: its open losses are over. stands is
+// false if its owner has removed the table. If it was the last table of a loss, endBack ends
+// that loss, because a plan may still work on it.
 func (d *Daemon) nativeBack(ctx context.Context, st *state, id tableid.TableID, stands bool) {
 	r, outcome, what := &st.native, api.Outcome(reload.Skipped), "A native table is as its owner wants it"
 	switch {
@@ -324,7 +331,7 @@ func (st *state) nativeBackUnasked() bool {
 }
 
 // endBack ends the loss if all its tables are back unasked. Tables that a plan found lost
-// meanwhile were taken later, and get a record of their own.
+// meanwhile (repairs) were taken later, and get a record of their own.
 func (d *Daemon) endBack(ctx context.Context, st *state, repairs []native.Repair) {
 	if !st.nativeBackUnasked() {
 		return
@@ -361,8 +368,8 @@ func (d *Daemon) nativeRecovered(ctx context.Context, st *state) {
 	flushes.LogBack(d.nativeLog(ctx, st), strings.Join(l.record.NativeNames(), ", "), l.record, l.attempts+1)
 }
 
-// writeNativeRecord gives the record to the journal, with the lost content unless the journal
-// has it.
+// writeNativeRecord gives the record to the journal, at the loss's end and while it lasts. It
+// adds the lost content unless the journal has it.
 func (d *Daemon) writeNativeRecord(ctx context.Context, l *nativeLoss) {
 	if d.cfg.Journal == nil {
 		return
@@ -371,7 +378,8 @@ func (d *Daemon) writeNativeRecord(ctx context.Context, l *nativeLoss) {
 	l.lost = nil
 }
 
-// endNative closes the loss, because nothing is left to put back.
+// endNative closes the loss, because nothing is left to put back. It starts a sweep for written
+// tables that no proof, but a later read, showed to be back.
 func (d *Daemon) endNative(st *state) {
 	l := st.native.loss
 	st.native.loss = nil
@@ -386,7 +394,9 @@ func (d *Daemon) endNative(st *state) {
 	d.witnessesDue(st)
 }
 
-// outcome returns the outcome of the loss.
+// outcome returns the record's outcome when the loss ends: skipped if canaryd put nothing back,
+// proved, or partial. It is partial if devices or parts were left out, or if no read proved a
+// write.
 func (l *nativeLoss) outcome() api.Outcome {
 	switch {
 	case !l.replayed && !l.unproved:
@@ -397,6 +407,7 @@ func (l *nativeLoss) outcome() api.Outcome {
 	return reload.Proved
 }
 
+// countNativeReplay counts an ended replay in metrics, once for each of its tables.
 func (d *Daemon) countNativeReplay(tables []api.NativeLoss, outcome api.Outcome) {
 	for _, loss := range tables {
 		d.cfg.Metrics.ObserveNativeReplay(loss.Family, outcome)
@@ -429,7 +440,7 @@ func (r *nativeRealm) waitingRecords() (list []api.Flush) {
 	return list
 }
 
-// insertRecord puts a record into a list of records, the newest first.
+// insertRecord puts a record that waits into a Status's list of records, the newest first.
 func insertRecord(list []api.Flush, f api.Flush) []api.Flush {
 	i := slices.IndexFunc(list, func(o api.Flush) bool { return o.Time.Before(f.Time) })
 	if i < 0 {

@@ -36,7 +36,8 @@ type rehearsal struct {
 	first error
 }
 
-// plan plans a rehearsal of learned content. It follows a rehearsal that is under way.
+// plan plans a rehearsal of content that adopt has learned, once in rehearseEvery. It follows a
+// rehearsal that is under way.
 func (h *rehearsal) plan(now time.Time) {
 	if h.at.IsZero() {
 		h.at = now
@@ -66,7 +67,8 @@ func (d *Daemon) rehearseNative(ctx context.Context, st *state) {
 	}
 }
 
-// rehearse rehearses one piece of a table.
+// rehearse rehearses one piece of a table. After the last piece it reports the refused parts,
+// and plans another rehearsal if the content has changed.
 func (d *Daemon) rehearse(ctx context.Context, st *state, id tableid.TableID, t *nativeTable) {
 	h, start := &t.rehearsal, time.Now()
 	if h.of == nil {
@@ -120,7 +122,8 @@ func (h *rehearsal) take(e *native.UnreplayableError) {
 	}
 }
 
-// report logs the parts of a table that the kernel would refuse.
+// report logs the parts of a table that the kernel would refuse, and notes them for the status
+// and for rides.
 func (h *rehearsal) report(ctx context.Context, id tableid.TableID, t *nativeTable) {
 	log := klog.FromContext(ctx)
 	t.refusedParts = nil

@@ -83,8 +83,8 @@ type nativeAsked struct {
 	less   map[tableid.TableID]error       // the parts and devices that they lack
 }
 
-// take notes the losses that another round found. A round that could read nothing changes
-// nothing.
+// take notes the losses that a round of restoreNative found: they are not back, also if an
+// earlier round had put them back. A round that could read nothing changes nothing.
 func (a *nativeAsked) take(plan nativePlan) {
 	if plan.seen.Ruleset == nil {
 		return
@@ -96,8 +96,8 @@ func (a *nativeAsked) take(plan nativePlan) {
 	}
 }
 
-// rows returns the reply's row for each table. An error that no row names gets a row of its
-// own.
+// rows returns the reply's row for each table. err is the last round's error: it is the reason
+// of tables that are still lost, or gets a row of its own.
 func (a nativeAsked) rows(tables map[tableid.TableID]*nativeTable, dry bool, err error) []api.NativeRestored {
 	rows, unsaid := nativestore.Outcomes(nil, a.left), err
 	for id, want := range a.wanted {
@@ -127,7 +127,8 @@ var (
 	errOwnerFaster = errors.New("its owner has written it meanwhile")
 )
 
-// endAsked ends the records of the tables that were written, as far as that is proved.
+// endAsked ends the records of the tables that a restore wrote, as far as that is proved. An
+// outcome is partial if parts or devices were left out.
 func (d *Daemon) endAsked(ctx context.Context, st *state, asked nativeAsked, written []native.Repair) {
 	for _, repair := range written {
 		id, outcome := repair.Want.ID, reload.Proved
@@ -160,8 +161,8 @@ func (d *Daemon) leaveAsked(st *state, asked nativeAsked, dry bool) {
 	r.planReads(now)
 }
 
-// nativeByItself does the next steps of the loop: tables that it puts back unasked need no
-// request.
+// nativeByItself does the next steps of the loop before a request: tables that it puts back
+// unasked need no request.
 func (d *Daemon) nativeByItself(ctx context.Context, st *state) {
 	r := &st.native
 	r.asked = time.Time{}
@@ -174,7 +175,8 @@ func (d *Daemon) nativeByItself(ctx context.Context, st *state) {
 	}
 }
 
-// recordAsked puts the tables into the flush record that do not wait in a record of their own.
+// recordAsked puts the tables of a restore into the flush record, unless they wait in a record
+// of their own.
 func (d *Daemon) recordAsked(ctx context.Context, st *state, repairs []native.Repair) {
 	r := &st.native
 	fresh := slices.DeleteFunc(slices.Clone(repairs), func(repair native.Repair) bool { return r.waiting[repair.Want.ID] != nil })

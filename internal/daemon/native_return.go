@@ -72,7 +72,8 @@ func (d *Daemon) returnNative(ctx context.Context, st *state, r api.RestoreReque
 	return reply, nil
 }
 
-// readLater makes the next read judge a table, also without a commit to it.
+// readLater makes the next read judge a table, also without a commit to it: a restore wrote it,
+// and no proof showed its content.
 func (r *nativeRealm) readLater(id tableid.TableID, now time.Time) {
 	if t := r.tables[id]; t != nil {
 		t.touch(now, now, true)
@@ -82,6 +83,7 @@ func (r *nativeRealm) readLater(id tableid.TableID, now time.Time) {
 }
 
 // adoptReturned makes the content of a restored table the content that ought to be in force.
+// done has the proof, and the parts that the kernel refused.
 func (d *Daemon) adoptReturned(ctx context.Context, st *state, id tableid.TableID, done nativestore.Returned) {
 	r, seen := &st.native, nativeSight{Ruleset: done.Proof}
 	if t := r.tables[id]; t != nil && done.Wrote {

@@ -34,7 +34,7 @@ type nativeRide struct {
 
 // rider plans the ride right before iptables' tables are written. Only tables that a commit
 // deleted ride. To judge others, canaryd has to read them, and iptables' tables need not wait
-// for that.
+// for that. nil: none ride, and healNative puts native tables back later.
 func (d *Daemon) rider(ctx context.Context, st *state, ride *nativeRide) *iptables.Rider {
 	r := &st.native
 	if !d.guardsNative() || r.asleep || d.cfg.Kernel.Info().Backend != iptables.NFT || !ride.at.IsZero() || r.loss != nil && r.loss.attempts > 0 || r.limit.Wait(time.Now()) > 0 {
@@ -65,7 +65,8 @@ func (d *Daemon) rider(ctx context.Context, st *state, ride *nativeRide) *iptabl
 	}
 }
 
-// mayRide reports whether the kernel is expected to take the repairs, and to take them soon.
+// mayRide reports whether the kernel is expected to take the repairs, and to take them soon: a
+// refused ride would delay iptables' rules.
 func (r *nativeRealm) mayRide(repairs []native.Repair) bool {
 	size := 0
 	for _, repair := range repairs {

@@ -72,7 +72,8 @@ type tableDeletion struct {
 	unread bool // its process or the parent was gone before it could be read
 }
 
-// deletionOf returns the last commit that deleted the table.
+// deletionOf returns the last commit that deleted the table, with its author, as far as it is
+// known.
 func (d *Daemon) deletionOf(id tableid.TableID, t *nativeTable) (last tableDeletion) {
 	if len(t.deeds) == 0 {
 		return tableDeletion{}

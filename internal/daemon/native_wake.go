@@ -47,7 +47,8 @@ func (d *Daemon) wakeNative(ctx context.Context, st *state) bool {
 	return awake
 }
 
-// awaken opens the kernel for native tables, if there is a wanted one or wanted is nil.
+// awaken opens the kernel for native tables, if there is a wanted one or wanted is nil. Then
+// each table is read. Without nf_tables, a nil wanted is an error.
 func (d *Daemon) awaken(st *state, wanted func(nft.Table) bool) (awake bool, err error) {
 	awake, err = d.cfg.Native.Wake(wanted)
 	if err == nil && !awake && wanted == nil {
@@ -62,7 +63,8 @@ func (d *Daemon) awaken(st *state, wanted func(nft.Table) bool) (awake bool, err
 	return true, nil
 }
 
-// nativeUnknown notes that the state of native tables is not known now. It puts nothing back.
+// nativeUnknown notes that the state of native tables is not known now, because of err: the
+// status shows it, and a look follows. It puts nothing back.
 func (d *Daemon) nativeUnknown(ctx context.Context, st *state, err error) {
 	if st.native.trouble.Met(err, time.Now()) {
 		klog.FromContext(ctx).Error(err, "The native tables could not be read; canaryd does not know whether they lost rules")

@@ -15,7 +15,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// missingWitnesses returns a nonce for each family whose witness is missing.
+// missingWitnesses returns a new nonce for each family whose witness is missing. A repair or
+// plantNow writes these witnesses.
 func (d *Daemon) missingWitnesses(ctx context.Context, st *state) (map[tableid.Family]string, error) {
 	missing := map[tableid.Family]string{}
 	for _, family := range st.native.families() {
@@ -30,7 +31,8 @@ func (d *Daemon) missingWitnesses(ctx context.Context, st *state) (map[tableid.F
 	return missing, nil
 }
 
-// askWitness reads the witness of a family and returns its nonce; empty: there is none.
+// askWitness reads the witness of a family, notes it, and returns its nonce; empty: there is
+// none.
 func (d *Daemon) askWitness(ctx context.Context, r *nativeRealm, family tableid.Family) (nonce string, err error) {
 	w, err := d.cfg.Native.Kernel.Witness(family)
 	if err != nil {
@@ -44,7 +46,7 @@ func (d *Daemon) askWitness(ctx context.Context, r *nativeRealm, family tableid.
 	return w.Nonce, nil
 }
 
-// witnessesDue plans to plant the missing witnesses.
+// witnessesDue plans to plant the missing witnesses, after reads and at the end of losses.
 func (d *Daemon) witnessesDue(st *state) {
 	for _, family := range st.native.families() {
 		if st.native.witness[family].Nonce == "" {
@@ -97,14 +99,15 @@ func (d *Daemon) plantNow(ctx context.Context, st *state) error {
 	return nil
 }
 
-// planted notes witnesses that were written, by their nonces.
+// planted notes witnesses that were written, by their nonces: adopt gives them to the tables
+// that it learns.
 func (r *nativeRealm) planted(nonces map[tableid.Family]string) {
 	for family, nonce := range nonces {
 		r.witness[family] = native.NewWitness(nonce, r.witness[family].Taken)
 	}
 }
 
-// loseWitness notes that a family's witness was deleted.
+// loseWitness notes that a commit deleted a family's witness, and plans another one.
 func (r *nativeRealm) loseWitness(family tableid.Family, now time.Time) {
 	if w := r.witness[family]; w.Nonce != "" {
 		r.witness[family] = native.Witness{Taken: w.Taken}

@@ -72,7 +72,8 @@ func (d *Daemon) observeUnguarded(ctx context.Context, st *state, err error) {
 	d.healFailed(ctx, st, errors.Join(err, unread))
 }
 
-// stoppedTables returns the tables whose learning is stopped.
+// stoppedTables returns the tables whose learning is stopped, so that observed finds the new
+// losses after a read.
 func (st *state) stoppedTables() map[rules.TableID]bool {
 	learningStopped := map[rules.TableID]bool{}
 	for id, ts := range st.tables() {
@@ -81,8 +82,8 @@ func (st *state) stoppedTables() map[rules.TableID]bool {
 	return learningStopped
 }
 
-// observed returns the new losses among the losses that reads found. A table that was learned
-// no more is lost once more only if its marks are.
+// observed returns the new losses among the losses that reads found, for the record. A table
+// whose learning was stopped (before) is lost once more only if its marks are.
 func observed(before map[rules.TableID]bool, found map[rules.TableID]flushes.Hit) map[rules.TableID]flushes.Hit {
 	maps.DeleteFunc(found, func(id rules.TableID, h flushes.Hit) bool {
 		again := h.Finding.MarkLost || len(h.Finding.Witnesses) > 0
@@ -91,7 +92,8 @@ func observed(before map[rules.TableID]bool, found map[rules.TableID]flushes.Hit
 	return found
 }
 
-// readLoss reads every family while nothing is to be written. The error names the parts that
+// readLoss reads every family without guard, because nothing is to be written: in a pause, or
+// if observe mode cannot plant. It returns intact tables, too. The error names the parts that
 // could not be read or judged.
 func (d *Daemon) readLoss(ctx context.Context, st *state) (map[rules.TableID]flushes.Hit, error) {
 	st.memory.ScheduleFree(time.Now())
@@ -115,7 +117,7 @@ func (d *Daemon) readLoss(ctx context.Context, st *state) (map[rules.TableID]flu
 }
 
 // resumeLearning ends the open records of observe mode once every table is learned again, with
-// this outcome, and this line in the log.
+// this outcome, and this line in the log (what). Examinations and restores call it.
 func (d *Daemon) resumeLearning(ctx context.Context, st *state, outcome api.Outcome, what string) {
 	if st.observedSince.IsZero() || st.anyFamily((*familyState).learningStopped) {
 		return

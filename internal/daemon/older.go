@@ -24,7 +24,8 @@ type older struct {
 	replayed bool                       // a table was lost, and is put back from them
 }
 
-// olderText names a generation that was saved then, and lacks so many changes.
+// olderText names a generation that was saved then, and lacks so many changes, for the log, the
+// status and flush records.
 func olderText(saved time.Time, changes int) string {
 	text := "one change since was not kept"
 	if changes > 1 {
@@ -40,7 +41,7 @@ const olderIsPutBack = "The stored rules are older than the last rules in force;
 // olderAdvice is its advice.
 const olderAdvice = "if canaryd puts one of these tables back, restart the table's owner, such as kube-proxy: its rules are current"
 
-// names returns the sorted names of the tables, as spell has them.
+// names returns the sorted names of the tables for the log, as spell has them.
 func (o *older) names(spell func(tableid.TableID) string) []string {
 	names := make([]string, 0, len(o.tables))
 	for id := range o.tables {
@@ -51,12 +52,12 @@ func (o *older) names(spell func(tableid.TableID) string) []string {
 }
 
 // behind returns the note that the state on disk is behind, with the marks of the rules in
-// force.
+// force. tookSave writes it after a save failed, and the next start reads it.
 func (st *state) behind() *reload.Behind {
 	return &reload.Behind{Saved: st.disk.keptAt, Changes: st.generation.changes - st.disk.kept, Marks: st.disk.marks}
 }
 
-// noteBehind writes a note by save, or with nil removes it.
+// noteBehind writes a note that the disk is behind by save, or with nil removes it.
 func (d *Daemon) noteBehind(ctx context.Context, save func(*reload.Behind) error, b *reload.Behind) {
 	if d.cfg.Store == nil {
 		return
@@ -66,8 +67,8 @@ func (d *Daemon) noteBehind(ctx context.Context, save func(*reload.Behind) error
 	}
 }
 
-// tookWrite notes the result of a write to the state folder. b is the note to write if it
-// failed.
+// tookWrite notes the result of a write to the state folder: t has why it fails. b is the note
+// that save writes if it failed; after a success an earlier note is removed.
 func (d *Daemon) tookWrite(ctx context.Context, t *pace.Trouble, err error, save func(*reload.Behind) error, b *reload.Behind) {
 	tables := len(b.Tables)
 	over := t.Report(pace.Warnings(ctx), err, "The generation is not on disk; after a restart canaryd would know an older one, or none",
@@ -84,15 +85,16 @@ func (d *Daemon) tookWrite(ctx context.Context, t *pace.Trouble, err error, save
 }
 
 // mayBeOlder says that stored tables may be older than the last tables in force, because the
-// note cannot be read.
+// note cannot be read (err). Flush records then say so if a replay puts one of them back.
 func mayBeOlder(ctx context.Context, err error, tables map[tableid.TableID]string) older {
 	severity.Warnings(klog.FromContext(ctx)).Error(err, "The note about older rules on disk cannot be read; the stored rules may be older than the last rules in force", "tables", len(tables))
 	return older{text: "a generation that may be older; the note about its age cannot be read", tables: tables}
 }
 
-// recallBehind takes up that the state on disk is behind. A table with its last marks was not
-// flushed: its content is learned, and nothing older is put in its place. It returns true if
-// that holds for all tables, or if the last rules in force were never on disk.
+// recallBehind takes up that the state on disk is behind; loaded is the error of loading it. A
+// table with its last marks was not flushed: its content is learned, and nothing older is put
+// in its place. If that holds for all tables, or if the last rules in force were never on disk,
+// again is true: recall takes up no generation.
 func (d *Daemon) recallBehind(ctx context.Context, st *state, known *reload.State, stored *reload.Stored, loaded error) (again bool) {
 	if loaded != nil && !errors.Is(loaded, reload.ErrNothingStored) {
 		return false
@@ -154,9 +156,9 @@ func contentID(s rules.Section) string {
 	return rules.Generation{rules.IPv4.Table(rules.Filter): s}.ID()
 }
 
-// takenFrom returns the words about an older generation for the record of a table's loss;
-// content returns the ID of the table's content. A table that was learned again since then is
-// not older.
+// takenFrom returns the words about an older generation for the record of a table's loss, "" if
+// its content is not older. content returns the ID of the table's content. A table that was
+// learned again since then is not older.
 func (o *older) takenFrom(id tableid.TableID, content func() string) string {
 	if was, ok := o.tables[id]; !ok || was != content() {
 		return ""

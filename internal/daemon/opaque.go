@@ -16,7 +16,8 @@ type opaqueRules struct {
 	found      map[rules.TableID][]rules.TextlessRule
 }
 
-// in returns the opaque rules of a generation, given the opaque rules of an earlier one.
+// in returns the opaque rules of a generation, given those of an earlier one: unchanged chains
+// are not searched again.
 func (l opaqueRules) in(edition int, generation rules.Generation) opaqueRules {
 	now := opaqueRules{edition, generation, map[rules.TableID][]rules.TextlessRule{}}
 	for id, section := range generation {
@@ -25,8 +26,8 @@ func (l opaqueRules) in(edition int, generation rules.Generation) opaqueRules {
 	return now
 }
 
-// opaqueNow returns the opaque rules without bytes that are in force and not quarantined, at
-// most QuarantinedShown of them. It counts all of them.
+// opaqueNow returns for the status the opaque rules without bytes that are in force and not
+// quarantined, at most QuarantinedShown of them. A metric has the number of all.
 func (d *Daemon) opaqueNow(st *state) []api.Quarantined {
 	if st.opaque.generation == nil || st.opaque.edition != st.generation.edition {
 		st.opaque = st.opaque.in(st.generation.edition, st.want())

@@ -19,7 +19,8 @@ type ownersOnDisk struct {
 	trouble pace.Trouble // why the disk lacks the present knowledge
 }
 
-// recallOwners takes up the last run's knowledge about the owners of rules.
+// recallOwners takes up the last run's knowledge about the owners of rules: kube-proxy's
+// canary, and pods.
 func (d *Daemon) recallOwners(ctx context.Context, st *state) {
 	known, err := d.cfg.Store.LoadOwners()
 	if err != nil {

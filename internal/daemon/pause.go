@@ -31,7 +31,8 @@ type pause struct {
 	why   string
 }
 
-// pauseToKeep returns the pause as the disk has it; nil if there is none.
+// pauseToKeep returns the pause as the disk has it; nil if there is none. Its end is also an
+// uptime, because a clock may be set.
 func (d *Daemon) pauseToKeep(st *state) *reload.Pause {
 	if !st.pause.on() {
 		return nil
@@ -39,8 +40,8 @@ func (d *Daemon) pauseToKeep(st *state) *reload.Pause {
 	return &reload.Pause{Until: st.pause.until, Uptime: d.cfg.Uptime() + time.Until(st.pause.until), Since: st.pause.since, By: st.pause.by, Why: st.pause.why}
 }
 
-// recallPause continues a pause of the last run, until its end. The end is counted by the
-// machine's uptime, because the clock on the wall may be set.
+// recallPause continues a pause of the last run, until its end; kept is nil if there was none.
+// The end is counted by the machine's uptime, because the clock on the wall may be set.
 func (d *Daemon) recallPause(ctx context.Context, st *state, kept *reload.Pause) {
 	if kept == nil {
 		return
@@ -60,8 +61,8 @@ func (p *pause) on() bool { return !p.until.IsZero() }
 // mostName is how many characters of a name that a client gave are kept.
 const mostName = 64
 
-// shortened returns a client's text, shortened to fit into a line. Control characters are
-// escaped.
+// shortened returns the beginning of a client's text, at most so many characters (most), to fit
+// into a line. Control characters are escaped.
 func shortened(text string, most int) string {
 	var b strings.Builder
 	for _, r := range strings.ToValidUTF8(text, "?") {
@@ -133,7 +134,8 @@ func (d *Daemon) Resume(ctx context.Context) (api.PauseReply, error) {
 	return reply, err
 }
 
-// unpause lets replays begin again. Losses of the pause are replayed first.
+// unpause lets replays begin again, on request or at the pause's end; why is the log's line.
+// Losses of the pause are replayed first.
 func (d *Daemon) unpause(ctx context.Context, st *state, why string) {
 	st.pause = pause{}
 	st.disk.marksChanged(time.Now())
@@ -180,7 +182,8 @@ func (d *Daemon) recordPaused(ctx context.Context, st *state) {
 	st.loss.retry.At = st.pause.until
 }
 
-// recordMore has a loss of a pause recorded again if it has grown.
+// recordMore has a loss of a pause recorded again if it has grown. openLoss calls it for each
+// new evidence while a loss is open.
 func (st *state) recordMore() {
 	if !st.pause.on() {
 		return

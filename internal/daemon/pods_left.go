@@ -21,14 +21,16 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// lookAtPods reads libcni's files, at most once in each poll interval.
+// lookAtPods reads libcni's files, at most once in each poll interval, so that rules of pods
+// that are gone are no loss.
 func (d *Daemon) lookAtPods(ctx context.Context, st *state) {
 	if time.Since(st.pods.ReadAt) >= d.cfg.PollInterval {
 		d.readPods(ctx, st)
 	}
 }
 
-// readPods reads libcni's present files, and reports whether that worked.
+// readPods reads libcni's present files, and reports whether that worked. Without them no
+// container counts as gone or robbed.
 func (d *Daemon) readPods(ctx context.Context, st *state) bool {
 	if d.cfg.Attachments == nil {
 		return false
@@ -47,7 +49,8 @@ func (d *Daemon) readPods(ctx context.Context, st *state) bool {
 	return true
 }
 
-// forgetContainers removes containers that are gone from the learned generation.
+// forgetContainers removes containers that are gone from the learned generation, so that no
+// replay brings back their rules.
 func (st *state) forgetContainers(gone map[protect.Attachment]bool, now time.Time) {
 	if len(gone) == 0 {
 		return
@@ -95,7 +98,7 @@ func (d *Daemon) removeGoneContainers(ctx context.Context, st *state) {
 }
 
 // gonePods returns the containers whose rules are not to be replayed: they are known to be gone
-// right before the tables are read.
+// right before the tables are read. nil: none are, or that is not known.
 func (d *Daemon) gonePods(ctx context.Context, st *state) map[protect.Attachment]bool {
 	if !d.readPods(ctx, st) {
 		return nil
@@ -115,8 +118,9 @@ func (st *state) forgetLeftOut(result reload.Result, gone map[protect.Attachment
 	st.forgetContainers(gone, now)
 }
 
-// followRobberies notes a full read's evidence about the living pods. It reports whether the
-// rules of a pod count as lost from now on.
+// followRobberies notes the evidence about the living pods in nat, as a full read with that
+// finding showed it. It reports whether the rules of a pod count as lost from now on: judge
+// then examines the read again.
 func (d *Daemon) followRobberies(ctx context.Context, st *state, f rules.Family, nat rules.Section, finding canary.Finding, now time.Time) bool {
 	w, fs := &st.pods, st.families[f]
 	if d.cfg.Attachments == nil || finding.MarkLost || finding.Verdict == canary.Unknown {

@@ -22,7 +22,8 @@ import (
 // firewall's script sets policies by commands of their own.
 const policyAround = 10 * time.Second
 
-// followPolicies notes the policies that a read showed in a table.
+// followPolicies notes the policies that a full read showed in a table (seen), and reports
+// those that have become DROP.
 func (d *Daemon) followPolicies(st *state, id rules.TableID, seen map[string]string) {
 	p := &st.table(id).policies
 	if p.Known == nil {
@@ -52,7 +53,8 @@ func (d *Daemon) followNativePolicies(st *state, t *nativeTable, now nativeLearn
 	st.closings.Add(t.policies.Follow(chains, seen, api.PolicyDrop{Family: now.id.Family, Table: now.id.Name, Native: true, Since: since, Flush: st.flushAround(since)}))
 }
 
-// ownerCloses reports whether the table's owner was the last to close a chain.
+// ownerCloses reports whether the table's owner was the last to close a chain before that read.
+// Then its policy is known and not reported.
 func (d *Daemon) ownerCloses(t *nativeTable, now nativeLearned, chain string) (is bool) {
 	for _, deed := range t.deeds {
 		if deed.Closed[chain] > 0 && !nft.Newer(deed.Genid, now.Genid) {
@@ -62,8 +64,8 @@ func (d *Daemon) ownerCloses(t *nativeTable, now nativeLearned, chain string) (i
 	return is
 }
 
-// flushAround returns the ID of the flush that was under way, or had just ended, at that time; ""
-// if there was none.
+// flushAround returns the ID of the flush that was under way, or had just ended, at that time;
+// "" if there was none. The report on a policy names it.
 func (st *state) flushAround(at time.Time) string {
 	if st.loss != nil && st.loss.record.Drill == "" {
 		return st.loss.record.ID
@@ -74,7 +76,8 @@ func (st *state) flushAround(at time.Time) string {
 	return st.journal.Around(at, policyAround)
 }
 
-// knownPolicies returns the policies that the disk keeps.
+// knownPolicies returns the policies that the disk keeps: after a restart they are not
+// reported.
 func (st *state) knownPolicies() map[rules.Family]map[rules.TableName]map[string]string {
 	all := map[rules.Family]map[rules.TableName]map[string]string{}
 	for id, ts := range st.tables() {

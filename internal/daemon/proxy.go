@@ -46,8 +46,8 @@ type kubeProxy struct {
 	askAt    time.Time // when it is asked for; zero: the canary is not back yet
 }
 
-// saw notes whether kube-proxy's canary was in place at that time. If the table was not read,
-// its absence is not known.
+// saw notes whether kube-proxy's canary was in place at that time, after each full read. If the
+// table could not be read, its absence is not known.
 func (p *kubeProxy) saw(stands, read bool, now time.Time) {
 	switch {
 	case p.askUntil.Before(now):
@@ -89,7 +89,7 @@ func recallProxy(stored, uptime time.Duration) kubeProxy {
 }
 
 // proxyAfterReplay notes whether a replay has requested a full sync of kube-proxy, or could
-// not.
+// not: then askForSyncs does so when kube-proxy's canary is back.
 func (fs *familyState) proxyAfterReplay(fr reload.FamilyResult, now time.Time) {
 	switch {
 	case fr.SyncNeeded && fr.ProxyCanaryStands():
@@ -146,8 +146,8 @@ func (d *Daemon) ownerless(st *state, now time.Time) *api.OwnerlessRules {
 	return o
 }
 
-// proxyStands reports whether a family holds chains of kube-proxy's that are learned, as
-// far as is known.
+// proxyStands reports whether a family holds chains of kube-proxy's that are learned, as far as
+// is known. Only then they can be without an owner.
 func (st *state) proxyStands(f rules.Family) bool {
 	for t, s := range tableid.Of(st.generation.learned.Generation, f) {
 		if !st.families[f].tables[t].verdict.Loss() && reload.HasProxy(s) {

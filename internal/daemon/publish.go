@@ -13,8 +13,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// publish makes a Status of the state, for other goroutines to read, and sets the gauges that
-// follow it.
+// publish makes a Status of the state, for other goroutines and watchers to read, and sets the
+// gauges that follow it. The loop calls it after its steps, and requests before they end.
 func (d *Daemon) publish(st *state) {
 	info := d.cfg.Kernel.Info()
 	s := api.Status{
@@ -150,8 +150,8 @@ func storedOf(kept []reload.Kept) []api.StoredGeneration {
 	return list
 }
 
-// generation describes the generation. Its counts and ID are computed only when it changed: a
-// digest of 60,000 rules on every tick would cost too much.
+// generation describes the generation for the status. Its counts and ID are computed only when
+// it changed: a digest of 60,000 rules on every tick would cost too much.
 func (d *Daemon) generation(st *state) api.Generation {
 	if last := d.status.Load(); last != nil && d.edition == st.generation.edition {
 		return last.Generation
@@ -172,7 +172,7 @@ func (d *Daemon) generation(st *state) api.Generation {
 }
 
 // lastKnown returns when the content of all tables was last known, the earliest time of all
-// families. It is zero if the content of one was never known.
+// families. It is zero if the content of one was never known. The disk and the status have it.
 func lastKnown(st *state) time.Time {
 	var last time.Time
 	for _, fs := range st.families {

@@ -31,7 +31,8 @@ type quarantine struct {
 	stood map[rules.Family]map[iptables.Place]bool
 }
 
-// setQuarantine notes the quarantined rules of one table; seen is the section of the last read.
+// setQuarantine makes list the quarantined rules of one table; seen is the section of the last
+// read. If the list has grown, readmit soon tries its rules.
 func (d *Daemon) setQuarantine(st *state, id rules.TableID, list []reload.QuarantinedRule, seen rules.Section) {
 	before := st.quarantine.rules[id]
 	st.releaseMissing(id, list, seen)
@@ -88,7 +89,8 @@ func (d *Daemon) logQuarantined(ctx context.Context, result reload.Result) {
 	}
 }
 
-// readmit puts quarantined rules back as far as that is possible by now.
+// readmit puts quarantined rules back as far as that is possible by now. The loop calls it
+// after pauses that grow, when a missing chain is back, and after a dismissal.
 func (d *Daemon) readmit(ctx context.Context, st *state) {
 	ctx, done := finishing(ctx)
 	defer done()
@@ -135,7 +137,9 @@ func (st *state) readmitReturned(snapshot iptables.Snapshot) {
 	st.quarantine.stood[snapshot.Family] = now
 }
 
-// supplement returns the section that was read of a table, with its quarantined rules added.
+// supplement returns the section that was read of a table, with its quarantined rules added:
+// learn must not take them for removed. Rules that their owner has put back leave the
+// quarantine.
 func (d *Daemon) supplement(st *state, id rules.TableID, seen rules.Section) rules.Section {
 	before := st.quarantine.rules[id]
 	if len(before) == 0 {
@@ -189,7 +193,8 @@ func (d *Daemon) releaseRemoved(st *state, id rules.TableID, before rules.Sectio
 	return next.WithoutQuarantined(reload.Quarantine{id: gone})
 }
 
-// quarantines reports whether one of these tables has a rule in quarantine.
+// quarantines reports whether one of these tables has a rule in quarantine. Then a loss ends as
+// partial.
 func (st *state) quarantines(tables flushes.Verdicts) bool {
 	for id := range tables {
 		if len(st.quarantine.rules[id]) > 0 {

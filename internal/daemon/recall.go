@@ -80,7 +80,7 @@ func (d *Daemon) recall(ctx context.Context, st *state) {
 }
 
 // marksStand reports whether all marks of an earlier run are in place; false also if they
-// cannot be probed.
+// cannot be probed. If they are, nothing was flushed since, and old rules may be taken up.
 func (d *Daemon) marksStand(ctx context.Context, st *state, marks canary.Marks) bool {
 	for f := range st.families {
 		seen, err := d.cfg.Kernel.Probe(ctx, f, marks.Places(f, d.cfg.Canary))
@@ -91,7 +91,8 @@ func (d *Daemon) marksStand(ctx context.Context, st *state, marks canary.Marks) 
 	return true
 }
 
-// narrow leaves out the rules of the last run that --protect does not name any more.
+// narrow leaves out the rules of the last run that --protect does not name any more, also those
+// in quarantine.
 func (d *Daemon) narrow(st *state, known *reload.State, stored *reload.Stored) {
 	p := d.protection(st)
 	stored.Generation = p.Narrow(stored.Generation)

@@ -96,7 +96,8 @@ func (d *Daemon) count(l *loss, fresh flushes.Verdicts) {
 	}
 }
 
-// logNotice logs that a flush was noticed, before anything is done about it.
+// logNotice logs that a flush was noticed, once for each loss, before anything is done about
+// it.
 func (d *Daemon) logNotice(ctx context.Context, st *state) {
 	next := "replaying the generation"
 	if st.mode == api.Observe {
@@ -123,7 +124,8 @@ func (d *Daemon) logNotice(ctx context.Context, st *state) {
 	log.Info(what, append([]any{"flush", st.loss.record.ID, "tables", st.losses().Text()}, append(when, "next", next)...)...)
 }
 
-// losses returns the tables that are lost as far as is known.
+// losses returns the tables that are lost as far as is known, for the log and the status,
+// before a read under guard.
 func (st *state) losses() flushes.Verdicts {
 	lost := flushes.Verdicts{}
 	for id, ts := range st.tables() {
@@ -134,7 +136,7 @@ func (st *state) losses() flushes.Verdicts {
 	return lost
 }
 
-// logLost logs the exact losses.
+// logLost logs the exact losses of the tables that were added to the record (fresh).
 func (d *Daemon) logLost(ctx context.Context, st *state, fresh flushes.Verdicts) {
 	l, log := st.loss, st.flushLog(ctx)
 	lost := l.record.Lost
@@ -168,7 +170,8 @@ func (d *Daemon) logLost(ctx context.Context, st *state, fresh flushes.Verdicts)
 	}
 }
 
-// logRetry logs why a loss lasts.
+// logRetry logs why a loss lasts, and the advice. err may be nil: a try failed without an
+// error. An error that lasts is logged once in a while.
 func (d *Daemon) logRetry(ctx context.Context, st *state, err error) {
 	l := st.loss
 	advice := failureOf(err).advice

@@ -20,8 +20,8 @@ type unreadLoss struct {
 	hit    flushes.Verdicts
 }
 
-// showUnread gives the open loss a record for the status while nothing has been read. A drill's
-// loss gets none.
+// showUnread gives the open loss a record for the status while nothing has been read: a lock is
+// held, or a try has failed. A drill's loss gets none.
 func (d *Daemon) showUnread(st *state) {
 	l := st.loss
 	if l.recorded || st.drills.Under != nil {
@@ -76,7 +76,8 @@ func (d *Daemon) backUnread(ctx context.Context, st *state, l *loss) {
 	flushes.LogBack(log, l.unread.hit.Text(), l.record, l.record.Attempts)
 }
 
-// seekLockHolder finds out which process holds the xtables lock, for which a replay has to wait.
+// seekLockHolder finds out which process holds the xtables lock, for which a replay has to wait
+// on legacy. The status names it.
 func (d *Daemon) seekLockHolder(st *state) {
 	if st.loss.lockedBy = ""; d.cfg.LockHolder == nil || d.cfg.Kernel.Info().Backend != iptables.Legacy {
 		return

@@ -67,10 +67,12 @@ func (d *Daemon) takeRefused(ctx context.Context, st *state, result reload.Resul
 	}
 }
 
+// keyOf returns a key by which takeRefused knows a refusal that it has logged.
 func keyOf(r api.Refused) string {
 	return fmt.Sprintf("%s %s %s\n%s\n%s", r.Family, r.Table, r.Chain, r.Rule, r.Where)
 }
 
+// refusedOf returns a refusal as the status has it, with the place where the rule is declared.
 func (st *state) refusedOf(id rules.TableID, refusal reload.Refusal) api.Refused {
 	r := api.Refused{
 		Family: id.Family, Table: id.Name, Chain: refusal.Chain, Rule: refusal.Rule.Label(), Reason: refusal.Reason,

@@ -24,8 +24,8 @@ var errStopped = errors.New("`canaryd cleanup` removed canaryd's marks, and cana
 // undo as drift at once.
 var errDeclared = errors.New("a declared source is in use: change its rules instead of restoring an older generation")
 
-// askGuard runs do between the loop's steps and publishes the state after it. It fails after a
-// cleanup.
+// askGuard runs do between the loop's steps, for a request, and publishes the state after it.
+// It fails after a cleanup.
 func (d *Daemon) askGuard(ctx context.Context, do func(context.Context, *state) error) error {
 	var failed error
 	err := d.ask(ctx, func(ctx context.Context, st *state) {
@@ -39,7 +39,8 @@ func (d *Daemon) askGuard(ctx context.Context, do func(context.Context, *state) 
 	return errors.Join(err, failed)
 }
 
-// Look looks now, examines everything, and returns the Status of then.
+// Look looks now, examines everything, and returns the Status of then: `canaryd check` and
+// tests call it.
 func (d *Daemon) Look(ctx context.Context) (api.Status, error) {
 	err := d.ask(ctx, func(ctx context.Context, st *state) {
 		if st.removed {
@@ -147,8 +148,8 @@ func (d *Daemon) restoreNow(ctx context.Context, st *state, r api.RestoreRequest
 	return d.restored(ctx, st, r.Generation, reply, result), err
 }
 
-// olderGeneration returns the generation of that ID as it may be restored here. Declared rules
-// stay as they are.
+// olderGeneration returns the generation of that ID as it may be restored here: only protected
+// rules. Declared rules stay as they are.
 func (d *Daemon) olderGeneration(st *state, id string) (rules.Generation, error) {
 	if st.declared.now.Generation != nil && !st.decision.of(id) {
 		return nil, errDeclared
@@ -176,8 +177,9 @@ func (d *Daemon) olderGeneration(st *state, id string) (rules.Generation, error)
 	return narrow, nil
 }
 
-// keepForUndo saves the generation that ought to be in force before another one takes its
-// place, and returns its ID. It returns "" if it is not on disk, or stays in force.
+// keepForUndo saves the generation that ought to be in force before the job's generation takes
+// its place, and returns its ID for the reply. It returns "" if it is not on disk, or stays in
+// force.
 func (d *Daemon) keepForUndo(ctx context.Context, st *state, job reload.Job, r api.RestoreRequest) string {
 	id := st.want().ID()
 	if r.DryRun || d.cfg.Store == nil || id == job.Generation.ID() || !d.sound(st) {
@@ -192,7 +194,9 @@ func (d *Daemon) keepForUndo(ctx context.Context, st *state, job reload.Job, r a
 	return id
 }
 
-// takeReplay takes a requested replay into the state.
+// takeReplay takes a requested replay into the state. If it is proved, its generation is
+// learned. An open loss is concluded as after a heal; without one, a drill that is under way is
+// void.
 func (d *Daemon) takeReplay(ctx context.Context, st *state, job reload.Job, result reload.Result, reply api.RestoreReply) {
 	if reply.Proved() {
 		another := reply.Generation != st.want().ID()
@@ -299,7 +303,8 @@ func (d *Daemon) Render(ctx context.Context, r api.RenderRequest) (text string, 
 	return onrequest.Heading(stored.ID, stored.Captured, note) + onrequest.RenderFamilies(stored.Generation, r.Family), nil
 }
 
-// takeRemoval records and logs the rules that a requested replay removed.
+// takeRemoval records and logs the rules that a requested replay removed, as a restore to an
+// older generation does.
 func (d *Daemon) takeRemoval(ctx context.Context, st *state, r onrequest.Removal, reply api.RestoreReply) {
 	st.journal.Remember(r.Record)
 	d.write(ctx, r.Record, r.Diff)

@@ -13,7 +13,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// applyResult takes the result of a write and its proof for one family into the state.
+// applyResult takes the result of a write and its proof for one family into the state, after
+// replays, planting, renewals and removals. Without a digest another process wrote meanwhile,
+// and an examination follows.
 func (d *Daemon) applyResult(ctx context.Context, st *state, f rules.Family, fr reload.FamilyResult) {
 	fs, now := st.families[f], time.Now()
 	fs.examined.since = pace.Earliest(now, fs.examined.dirty)
@@ -71,7 +73,8 @@ func (fs *familyState) openWindow(fr reload.FamilyResult, now time.Time) {
 	fs.looked.unasked, fs.looked.unseen = notBefore(fs.looked.unasked, fs.written), notBefore(fs.looked.unseen, fs.written)
 }
 
-// notBefore returns at, unless it is before first; zero stays zero.
+// notBefore returns at, unless it is before first; zero stays zero. A hint before a write or
+// look says nothing about later losses.
 func notBefore(at, first time.Time) time.Time {
 	if at.IsZero() {
 		return at
@@ -112,7 +115,8 @@ func (d *Daemon) takeWritten(ctx context.Context, st *state, id rules.TableID, t
 	ts.setStanding(tr.Table, digest)
 }
 
-// mean learns the rules that a replay wrote on purpose in place of learned ones.
+// mean learns the rules that a replay wrote on purpose in place of learned ones (tr.Meant):
+// they ought to be in force from now on.
 func (st *state) mean(id rules.TableID, tr reload.TableResult, now time.Time) {
 	_, meant := tr.Meant.Split(st.declared.now.Claims) // declared rules are not learned
 	if len(meant.Chains)+len(meant.Jumps) == 0 || !st.generation.learned.Knows(id.Family, id.Name) {

@@ -43,10 +43,10 @@ func (s *saving) saveSoon(now time.Time) { s.saveAt = pace.Earliest(s.saveAt, no
 // marksChanged plans to write the state, because the disk has other marks.
 func (s *saving) marksChanged(now time.Time) { s.markedAt = pace.Earliest(s.markedAt, now) }
 
-// save writes marks at once and a changed generation when it is due, and plans the next
-// confirmation. While something is lost or unknown, it confirms nothing and writes no
-// generation. But it writes the marks: otherwise the next start would not know renewed marks as
-// canaryd's own.
+// save writes marks at once and a changed generation when it is due, or at the end of the run
+// (last). It plans the next confirmation. While something is lost or unknown, it confirms
+// nothing and writes no generation. But it writes the marks: otherwise the next start would not
+// know renewed marks as canaryd's own.
 func (d *Daemon) save(ctx context.Context, st *state, last bool) {
 	st.disk.markedAt = time.Time{}
 	d.keepOwners(ctx, st, last)
@@ -106,7 +106,8 @@ func (st *state) planSave(now time.Time) {
 	st.memory.ScheduleFree(st.disk.saveAt)
 }
 
-// saveGeneration writes the generation that ought to be in force.
+// saveGeneration writes the generation that ought to be in force, when it is due or a restore
+// is about to replace it.
 func (d *Daemon) saveGeneration(st *state) error {
 	err := d.cfg.Store.Save(reload.Stored{Source: d.cfg.Source, Made: st.generation.made, Captured: st.generation.captured, Generation: st.want()})
 	if err == nil {
@@ -115,15 +116,17 @@ func (d *Daemon) saveGeneration(st *state) error {
 	return err
 }
 
-// saveBytes writes the bytes of the rules that ought to be in force. Its error does not concern
-// the generation, which is on disk: the next confirmation tries again.
+// saveBytes writes the bytes of the rules that ought to be in force: with them a replay needs
+// no iptables. Its error does not concern the generation, which is on disk: the next
+// confirmation tries again.
 func (d *Daemon) saveBytes(ctx context.Context, st *state) {
 	if st.disk.noBytes.Report(pace.Warnings(ctx), d.cfg.Store.SaveBytes(st.want()), "The bytes of rules are not on disk; iptables will write rules that are flushed while canaryd is down") {
 		klog.FromContext(ctx).Info("The bytes of rules are on disk again")
 	}
 }
 
-// saveMarks writes the state with these marks. It confirms nothing.
+// saveMarks writes the state with these marks: the present ones, or marks that a write is about
+// to plant. It confirms nothing.
 func (d *Daemon) saveMarks(st *state, marks canary.Marks) error {
 	st.disk.marks = st.marksToKeep(marks)
 	err := d.cfg.Store.SaveState(reload.State{Confirmed: st.absence.confirmed, Uptime: st.absence.uptime, Marks: st.disk.marks, Quarantine: st.quarantine.rules,
@@ -161,7 +164,8 @@ func (st *state) marksToKeep(marks canary.Marks) canary.Marks {
 	return marks
 }
 
-// sound reports whether everything was in force when it was last looked at.
+// sound reports whether everything was in force when it was last looked at. Only then a
+// generation is written or confirmed.
 func (d *Daemon) sound(st *state) bool {
 	return st.loss == nil && st.observedSince.IsZero() && !st.anyFamily(func(fs *familyState) bool { return fs.lost() || fs.unknown() })
 }

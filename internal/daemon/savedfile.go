@@ -26,10 +26,10 @@ func (d *Daemon) readRestored(ctx context.Context, st *state) {
 	}
 }
 
-// followRestored reads them while canaryd waits for the flusher, because files are restored
-// table by table. If a stamp does not show each write, it probes each time, once saved rules
-// were seen. If a probe shows that nat is lost, it opens the standby; commits is how many
-// commits that took.
+// followRestored reads the replaced tables while canaryd waits for the flusher, because files
+// are restored table by table. If a stamp does not show each write, it probes each time, once
+// saved rules were seen. If a probe shows that nat is lost, it opens the standby; commits is
+// how many commits that took.
 func (d *Daemon) followRestored(ctx context.Context, st *state, before, now map[rules.Family]iptables.Stamp) (commits int) {
 	for _, f := range rules.Families() {
 		moved := now[f] != before[f]
@@ -52,7 +52,7 @@ func (d *Daemon) followRestored(ctx context.Context, st *state, before, now map[
 	return commits
 }
 
-// looked returns the stamps up to which marks were probed.
+// looked returns the stamps up to which marks were probed: beginLull looks for later writes.
 func (st *state) looked() map[rules.Family]iptables.Stamp {
 	stamps := map[rules.Family]iptables.Stamp{}
 	for f, fs := range st.families {
@@ -61,8 +61,8 @@ func (st *state) looked() map[rules.Family]iptables.Stamp {
 	return stamps
 }
 
-// readLost reads a family that lost something. If it cannot be read, the replay fails and
-// logs that.
+// readLost reads a family that lost something, and remembers the findings for the replay. If it
+// cannot be read, the replay fails and logs that.
 func (d *Daemon) readLost(ctx context.Context, st *state, f rules.Family) {
 	if snapshot, err := d.read(ctx, st, f); err == nil {
 		st.loss.remember(f, d.examiner(st).Examine(snapshot, d.job(st, f)))

@@ -32,7 +32,8 @@ type sets struct {
 	unkept  bool                    // the disk lacks them
 }
 
-// recallSets takes up the ipsets that the last run knew.
+// recallSets takes up the ipsets that the last run knew: a replay puts back a set that is
+// missing.
 func (d *Daemon) recallSets(ctx context.Context, st *state) {
 	var err error
 	if st.sets.known, err = d.cfg.Store.LoadSets(); err != nil {

@@ -31,7 +31,9 @@ type lull struct {
 // not listen.
 const wordMost = 500 * time.Millisecond
 
-// beginLull begins to wait.
+// beginLull begins the wait for the flusher: it takes the stamps, reads restored tables, and
+// opens gates of the standby. If the flusher's commit is still under way, the quiet begins
+// after it.
 func (d *Daemon) beginLull(ctx context.Context, st *state) *lull {
 	l := &lull{stamps: d.stamps(ctx, st), quiet: time.Now()}
 	l.end = l.quiet.Add(min(10*d.cfg.Settle, MostSettle))
@@ -44,8 +46,8 @@ func (d *Daemon) beginLull(ctx context.Context, st *state) *lull {
 	return l
 }
 
-// awaitWord lets the quiet begin only when the commit that the stamps show is done. In the
-// middle of a commit the flusher still writes.
+// awaitWord lets the quiet begin only when the kernel has notified of the commit that the
+// stamps show, or after wordBy. In the middle of a commit the flusher still writes.
 func (d *Daemon) awaitWord(l *lull) {
 	if l.wordBy.IsZero() {
 		return
@@ -61,7 +63,8 @@ func (d *Daemon) awaitWord(l *lull) {
 	}
 }
 
-// stamps returns the stamps of the families that have a readable one.
+// stamps returns the stamps of the families that have a readable one. A lull compares them to
+// notice writes.
 func (d *Daemon) stamps(ctx context.Context, st *state) map[rules.Family]iptables.Stamp {
 	stamps := map[rules.Family]iptables.Stamp{}
 	for f := range st.inOrder() {
@@ -72,7 +75,8 @@ func (d *Daemon) stamps(ctx context.Context, st *state) map[rules.Family]iptable
 	return stamps
 }
 
-// wrote reports whether a process wrote since wrote was called last.
+// wrote reports whether a process other than canaryd wrote since wrote was called last.
+// Meanwhile it reads tables that a file replaced, and opens gates of lost tables.
 func (d *Daemon) wrote(ctx context.Context, st *state, l *lull) bool {
 	now := d.stamps(ctx, st)
 	commits := d.followRestored(ctx, st, l.stamps, now) + d.openNativeMeanwhile(ctx, st, &l.native)
@@ -84,8 +88,8 @@ func (d *Daemon) wrote(ctx context.Context, st *state, l *lull) bool {
 	return true
 }
 
-// awaitQuiet waits until no process wrote for so long, or the lull is over. With brief
-// it returns true as soon as a process writes.
+// awaitQuiet waits until no process wrote for so long (long), or the lull is over. With brief
+// it returns true as soon as a process writes: a plan that was made meanwhile is void.
 func (d *Daemon) awaitQuiet(ctx context.Context, st *state, l *lull, long time.Duration, brief bool) bool {
 	const look = time.Millisecond // to read the stamps takes 3 to 24 µs
 	for time.Since(l.quiet) < long && time.Now().Before(l.end) {
@@ -124,7 +128,8 @@ func (d *Daemon) plansAhead(st *state) bool {
 }
 
 // settle waits until the flusher is done. If a replay can be planned meanwhile, it returns a
-// function that waits for the rest of the time; else nil.
+// function that waits for the rest of the time (Job.Settle); else nil. The function reports
+// whether a process wrote.
 func (d *Daemon) settle(ctx context.Context, st *state) func(context.Context, reload.Memory) (reload.Memory, bool) {
 	if !st.loss.noticeLogged { // before the wait for the flusher: the log shows a flush while it happens
 		st.loss.noticeLogged = true
@@ -155,8 +160,8 @@ func (d *Daemon) settle(ctx context.Context, st *state) func(context.Context, re
 	}
 }
 
-// nameCulprit finds the flusher once, when the flusher is done. A commit takes effect a moment
-// before the kernel's message names its author.
+// nameCulprit blames the flusher once for each loss, when the wait for it is over. A commit
+// takes effect a moment before the kernel's message names its author.
 func (d *Daemon) nameCulprit(ctx context.Context, st *state) {
 	if l := st.loss; !l.blamed {
 		l.blamed = true

@@ -21,7 +21,8 @@ import (
 // no chore is due.
 const pieceRest = time.Millisecond
 
-// followAt returns when followStandby is due.
+// followAt returns when followStandby is due: at once (d.made) for a new native table, zero if
+// nothing is to be done.
 func (d *Daemon) followAt(st *state) (first time.Time) {
 	if len(d.newNatives(st)) > 0 {
 		return d.made
@@ -32,7 +33,8 @@ func (d *Daemon) followAt(st *state) (first time.Time) {
 	return first
 }
 
-// newNatives returns the guarded native tables about which nothing was decided yet.
+// newNatives returns the guarded native tables for which followStandby has not decided yet
+// whether they get a copy.
 func (d *Daemon) newNatives(st *state) (ids []tableid.TableID) {
 	for id := range st.native.tables {
 		if d.hasNativeStandby() && st.standby[id] == nil {
@@ -75,7 +77,8 @@ func (d *Daemon) followStandby(ctx context.Context, st *state) {
 	}
 }
 
-// idle returns why a table needs no copy, or gets none; "" if it gets one.
+// idle returns why a table needs no copy, or gets none: followStandby then deletes it. It
+// returns "" if it gets one.
 func (d *Daemon) idle(st *state, s *standbyOf) string {
 	if st.mode != api.Heal {
 		return whyObserve
@@ -83,7 +86,8 @@ func (d *Daemon) idle(st *state, s *standbyOf) string {
 	return s.kind.idle(d, st, s.has())
 }
 
-// follow brings copies to the content that ought to be in force.
+// follow brings copies to the content that ought to be in force: all copies of nat together, or
+// one native copy. Then each rests for a while.
 func (d *Daemon) follow(ctx context.Context, st *state, wants ...copies.Want) {
 	start := time.Now()
 	all := d.cfg.Standby.Table.Follow(ctx, wants...)
@@ -99,7 +103,8 @@ func (d *Daemon) follow(ctx context.Context, st *state, wants ...copies.Want) {
 	}
 }
 
-// takeCopy takes up the result for one copy.
+// takeCopy takes up the result of follow for one copy. The copy failed, lacks further pieces,
+// stays as it was, or is ready to be opened.
 func (d *Daemon) takeCopy(ctx context.Context, s *standbyOf, want copies.Want, copied copies.Copy) {
 	written := s.kind.took(want, copied)
 	switch err := copied.Err; {
@@ -130,7 +135,8 @@ func (d *Daemon) takeCopy(ctx context.Context, s *standbyOf, want copies.Want, c
 	}
 }
 
-// standbyFailed notes a try that failed, and plans the next one.
+// standbyFailed notes that a copy could not be made, opened or shut, so that there is none. It
+// plans the next try.
 func (d *Daemon) standbyFailed(ctx context.Context, s *standbyOf, err error) {
 	s.state, s.reason, s.copy, s.begun = api.StandbyUnavailable, err.Error(), copies.Copy{}, false
 	s.kind.gone()
@@ -153,7 +159,8 @@ func (d *Daemon) standbySocketGone(ctx context.Context, st *state, err error) {
 	}
 }
 
-// releaseStandby deletes a copy, if there is one.
+// releaseStandby deletes a copy, if there is one. into is its state from then on, and why the
+// reason, as the status has them.
 func (d *Daemon) releaseStandby(ctx context.Context, st *state, s *standbyOf, into api.StandbyState, why string) {
 	if s.has() || s.begun || s.state == api.StandbyUnavailable {
 		if err := d.cfg.Standby.Table.Release(s.id); err != nil {
@@ -196,7 +203,8 @@ func (d *Daemon) standbys(st *state) map[rules.Family]api.FamilyStandby {
 	return all
 }
 
-// nativeStandbyOf returns the state of a native table's copy as a Status has it.
+// nativeStandbyOf returns the state of a native table's copy as a Status has it; nil if there
+// is no standby for native tables.
 func (d *Daemon) nativeStandbyOf(st *state, id tableid.TableID) *api.FamilyStandby {
 	if off := d.cfg.Standby.NativeOff; off != "" {
 		return &api.FamilyStandby{State: api.StandbyUnavailable, Reason: off}
@@ -208,7 +216,8 @@ func (d *Daemon) nativeStandbyOf(st *state, id tableid.TableID) *api.FamilyStand
 	return &now
 }
 
-// status returns the state of a copy as a Status has it.
+// status returns the state of a copy as a Status has it. A nil copy is not decided about yet,
+// and counts as being built.
 func (s *standbyOf) status(st *state) api.FamilyStandby {
 	if s == nil || s.state == "" {
 		return api.FamilyStandby{State: api.StandbyBuilding}

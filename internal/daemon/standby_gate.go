@@ -33,7 +33,8 @@ func (d *Daemon) standbyChores() []chore {
 	}
 }
 
-// openAt returns when a gate is opened: at once, but only once for each loss.
+// openAt returns when a gate is opened: at once (d.made), but only once for each loss; zero:
+// none is.
 func (d *Daemon) openAt(st *state) time.Time {
 	if anyOf(st.standby, func(s *standbyOf) bool { return s.mayOpen(st) }) {
 		return d.made
@@ -59,8 +60,8 @@ func (d *Daemon) openStandby(ctx context.Context, st *state) (commits int) {
 	return commits
 }
 
-// openGate opens a gate, or opens it further, and returns how many commits that took. The
-// replay continues in any case.
+// openGate opens a gate, or opens it further, and returns how many commits that took. If it
+// cannot, the log says why. The replay continues in any case.
 func (d *Daemon) openGate(ctx context.Context, st *state, s *standbyOf) (commits int) {
 	record := s.kind.record(st)
 	if s.gate.Spent(record.ID) || !s.has() {
@@ -106,6 +107,7 @@ func (d *Daemon) openGate(ctx context.Context, st *state, s *standbyOf) (commits
 }
 
 // staysShut says once in each flush that a gate stays shut, because its copy is out of date.
+// fields are the reasons for the log.
 func (d *Daemon) staysShut(ctx context.Context, st *state, s *standbyOf, fields ...any) {
 	if s.gate.KeepsShut("") {
 		severity.Warnings(s.kind.log(ctx, d, st)).Info("The standby stays shut: its copy is out of date", s.fields(fields...)...)
@@ -133,8 +135,9 @@ func (d *Daemon) openFailed(ctx context.Context, st *state, s *standbyOf, err er
 	d.standbyFailed(ctx, s, err)
 }
 
-// passOwn returns the stamps after so many commits of canaryd's own; stamps themselves if another
-// process committed meanwhile.
+// passOwn returns the stamps after so many commits of canaryd's own; stamps themselves if
+// another process committed meanwhile. So a lull does not take an opened gate for the flusher's
+// write.
 func (d *Daemon) passOwn(ctx context.Context, st *state, stamps map[rules.Family]iptables.Stamp, commits int) map[rules.Family]iptables.Stamp {
 	if commits == 0 {
 		return stamps
@@ -151,7 +154,8 @@ func (d *Daemon) passOwn(ctx context.Context, st *state, stamps map[rules.Family
 	return now
 }
 
-// shutAt returns when a gate is shut: as soon as it is not to be open any more.
+// shutAt returns when a gate is shut: as soon as it is not to be open any more, or at its
+// limit; zero: none is.
 func (d *Daemon) shutAt(st *state) (first time.Time) {
 	for _, s := range st.standby {
 		first = pace.Earliest(first, s.gate.DueShut(s.kind.wantsOpen(st), d.made))
@@ -159,7 +163,8 @@ func (d *Daemon) shutAt(st *state) (first time.Time) {
 	return first
 }
 
-// shutStandby shuts the gates that are not to be open any more.
+// shutStandby shuts the gates that are not to be open any more, after a proof, or when a copy
+// is too old.
 func (d *Daemon) shutStandby(ctx context.Context, st *state) {
 	now := time.Now()
 	for _, s := range st.copies() {
@@ -191,7 +196,8 @@ func (d *Daemon) shutGate(ctx context.Context, st *state, s *standbyOf) {
 	klog.FromContext(ctx).V(1).Info("The standby is shut", fields...)
 }
 
-// gateShut notes that a gate is shut since at, and returns for how long it was open.
+// gateShut notes in metrics and in the open record that a gate is shut since at, and returns
+// for how long it was open.
 func (d *Daemon) gateShut(st *state, s *standbyOf, at time.Time) (open time.Duration) {
 	open = s.gate.Shut(at)
 	if !s.native() {

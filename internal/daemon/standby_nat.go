@@ -69,6 +69,8 @@ func (c *natCopy) name() string { return c.id.String() }
 
 func (c *natCopy) log(ctx context.Context, _ *Daemon, st *state) klog.Logger { return st.flushLog(ctx) }
 
+// record returns the open loss's record, which the opening of nat's copy belongs to; nil:
+// nothing is lost.
 func (c *natCopy) record(st *state) *api.Flush {
 	if st.loss == nil {
 		return nil
@@ -79,8 +81,9 @@ func (c *natCopy) record(st *state) *api.Flush {
 // ought returns the section that ought to be in force.
 func (c *natCopy) ought(st *state) rules.Section { return st.want()[c.id] }
 
-// basisOf returns the present basis of the decision; false while nat is not known to be in force as
-// its owners want it.
+// basisOf returns the present basis of the decision: another basis than the last one makes
+// followStandby due. It returns false while nat is not known to be in force as its owners want
+// it.
 func (c *natCopy) basisOf(st *state) (standbyBasis, bool) {
 	fs := st.families[c.id.Family]
 	nat := fs.tables[rules.Nat]
@@ -118,6 +121,8 @@ func (c *natCopy) followAt(d *Daemon, st *state, s *standbyOf) time.Time {
 	return time.Time{}
 }
 
+// decide implements standbyKind. again makes Follow translate although the basis is the same.
+// The copy is only translated until standbyEvery is over since the last write.
 func (c *natCopy) decide(st *state, again bool) copies.Want {
 	basis, _ := c.basisOf(st)
 	known := !again && basis.equal(c.basis)
@@ -126,8 +131,9 @@ func (c *natCopy) decide(st *state, again bool) copies.Want {
 		Known: known, Write: pace.Due(c.written.Add(standbyEvery), time.Now())}}
 }
 
-// idle keeps an existing copy until a replay is estimated to take half of standbyFrom: its size
-// may go up and down.
+// idle returns why nat needs no copy: no rule translates, or with --standby=auto a replay is
+// short. It keeps an existing copy (has) until a replay is estimated to take half of
+// standbyFrom: its size may go up and down.
 func (c *natCopy) idle(d *Daemon, st *state, has bool) string {
 	g, least := st.want(), standbyFrom
 	if !g.Rewrites(c.id.Family) {
@@ -168,7 +174,8 @@ func (c *natCopy) took(want copies.Want, copied copies.Copy) bool {
 
 func (c *natCopy) gone() { *c = natCopy{id: c.id, basis: c.basis, moved: c.moved} }
 
-// behind counts again only for another edition of the generation.
+// behind returns how many chains of the written copy differ from the generation, for the
+// status. It counts again only for another edition of the generation.
 func (c *natCopy) behind(st *state) (chains int, behind bool) {
 	if edition := st.generation.edition; c.counted != edition {
 		c.counted, c.outstanding = edition, copies.OtherChains(c.section, c.ought(st))
@@ -181,7 +188,7 @@ func (c *natCopy) wantsOpen(st *state) bool {
 }
 
 // openOrder requires the outstanding changes at the opening if the written copy alone is too
-// old.
+// old. It returns false if the latest translation is too old, too: the gate stays shut.
 func (c *natCopy) openOrder(st *state, now time.Time) (order copies.Order, since time.Time, ok bool) {
 	want, g := c.ought(st), &st.generation
 	switch {
@@ -196,6 +203,8 @@ func (c *natCopy) openOrder(st *state, now time.Time) (order copies.Order, since
 // toOpen is the ID only: the latest copy is translated already.
 func (c *natCopy) toOpen(*state) copies.Want { return copies.Want{ID: c.id} }
 
+// opened notes in the record that the gate was opened, so long after the first evidence. It
+// starts a sweep of nat's flows that began without translation.
 func (c *natCopy) opened(d *Daemon, st *state, _ copies.Answer, after time.Duration) {
 	f := c.id.Family
 	st.loss.record.Standby = st.loss.record.Standby.With(f, after)
@@ -203,7 +212,8 @@ func (c *natCopy) opened(d *Daemon, st *state, _ copies.Answer, after time.Durat
 }
 
 // openMeanwhile opens a gate after a loss that a probe shows while canaryd waits for the
-// flusher, which may take nat last. It returns how many commits that took.
+// flusher, which may take nat last. It returns how many commits that took: the wait must not
+// take them for the flusher's.
 func (d *Daemon) openMeanwhile(ctx context.Context, st *state, f rules.Family, verdicts map[rules.TableName]canary.Verdict) int {
 	v, s := verdicts[rules.Nat], st.standby[f.Table(rules.Nat)]
 	if !v.Loss() || !st.heals() || !s.has() {

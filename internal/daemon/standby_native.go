@@ -36,7 +36,8 @@ type nativeCopy struct {
 
 func (d *Daemon) hasNativeStandby() bool { return d.cfg.Standby.Table != nil && d.guardsNative() }
 
-// learned notes that another content of a native table was learned then.
+// learned notes that another content of a native table was learned then. The copy, if there is
+// one, is behind from the first such time on.
 func (s *standbyOf) learned(then time.Time) {
 	if s.has() {
 		c := s.kind.(*nativeCopy)
@@ -50,6 +51,7 @@ func (c *nativeCopy) log(ctx context.Context, d *Daemon, st *state) klog.Logger 
 	return d.nativeLog(ctx, st)
 }
 
+// record returns the record of the open loss of native tables; nil: none is lost.
 func (c *nativeCopy) record(st *state) *api.Flush {
 	if st.native.loss == nil {
 		return nil
@@ -57,7 +59,8 @@ func (c *nativeCopy) record(st *state) *api.Flush {
 	return &st.native.loss.record
 }
 
-// known reports whether the owner's present will about the table is known.
+// known reports whether the owner's present will about the table is known. Otherwise followAt
+// leaves the copy as it is.
 func (c *nativeCopy) known(st *state) bool {
 	r, t := &st.native, st.native.tables[c.id]
 	switch {
@@ -95,6 +98,8 @@ func (c *nativeCopy) followAt(d *Daemon, st *state, s *standbyOf) time.Time {
 
 func (c *nativeCopy) decide(st *state, _ bool) copies.Want { return c.toOpen(st) }
 
+// toOpen returns the table's content that ought to be in force. Without a guarded table of that
+// name, the want is empty.
 func (c *nativeCopy) toOpen(st *state) copies.Want {
 	want := copies.Want{ID: c.id}
 	if t := st.native.tables[c.id]; t != nil {
@@ -103,8 +108,8 @@ func (c *nativeCopy) toOpen(st *state) copies.Want {
 	return want
 }
 
-// idle keeps an existing copy until the table has half of nativeStandbyFrom sets: its size may
-// go up and down.
+// idle returns why the table needs no copy. With --standby=auto it keeps an existing copy (has)
+// until the table has half of nativeStandbyFrom sets: its size may go up and down.
 func (c *nativeCopy) idle(d *Daemon, st *state, has bool) string {
 	least := nativeStandbyFrom
 	if has {
@@ -126,6 +131,7 @@ func (c *nativeCopy) rest(took time.Duration) time.Duration {
 	return min(max(standbyEvery, (standbyShare-1)*took), nativeFollowMost)
 }
 
+// took implements standbyKind. A finished copy has all changes of the want.
 func (c *nativeCopy) took(want copies.Want, copied copies.Copy) bool {
 	if copied.Err != nil || copied.Unfinished {
 		return false
@@ -156,6 +162,8 @@ func (c *nativeCopy) openOrder(_ *state, now time.Time) (order copies.Order, sin
 	return copies.Open, c.behindSince, true
 }
 
+// opened notes in the record that the gate was opened, so long after the first evidence, and
+// starts a sweep. Unless the copy is outdated, the opening wrote its outstanding changes.
 func (c *nativeCopy) opened(d *Daemon, st *state, got copies.Answer, after time.Duration) {
 	if got.Outdated == nil {
 		c.behindSince = time.Time{}

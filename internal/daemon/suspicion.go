@@ -34,7 +34,9 @@ type suspicion struct {
 	trouble  pace.Trouble // why they could not be read
 }
 
-// suspect plans a read that shows whether the rules of an earlier run were lost.
+// suspect plans a read that shows whether the rules of an earlier run were lost. recall calls
+// it if it does not take up the last run's state, for that reason. Until the read, no marks are
+// planted.
 func (d *Daemon) suspect(ctx context.Context, st *state, reason string) {
 	remains, ok := d.cfg.Store.Remains(d.booted())
 	if !ok {
@@ -49,7 +51,8 @@ func (d *Daemon) suspect(ctx context.Context, st *state, reason string) {
 	d.recallSets(ctx, st)
 }
 
-// why returns the trouble that keeps the suspicion open; nil if there is none.
+// why returns the trouble that keeps the suspicion open; nil if there is none. plant reports it
+// while tables have no marks.
 func (s *suspicion) why() error {
 	if s == nil || !s.trouble.There() {
 		return nil
@@ -57,8 +60,9 @@ func (s *suspicion) why() error {
 	return fmt.Errorf("canaryd does not know whether rules of the last run were lost: %s", s.trouble.What)
 }
 
-// plantable returns the families in which marks may be planted. A table that cannot be read
-// delays no other table of its family; it gets no mark itself.
+// plantable returns the families in which plant may plant marks: those that a suspicion does
+// not wait to read. A table that cannot be read delays no other table of its family; it gets no
+// mark itself.
 func (d *Daemon) plantable(st *state) []rules.Family {
 	return slices.DeleteFunc(slices.Clone(d.cfg.Kernel.Families()), func(f rules.Family) bool {
 		return st.suspicion != nil && !st.suspicion.read[f]
@@ -101,7 +105,7 @@ func (d *Daemon) judgeRemains(ctx context.Context, st *state) {
 }
 
 // guardedBefore returns a Reader of the backend that the earlier run guarded, and its close
-// function.
+// function. It fails if that backend cannot be opened.
 func (d *Daemon) guardedBefore(ctx context.Context, r reload.Remains) (Reader, func(), error) {
 	backend := iptables.Backend(r.Identity.Backend)
 	if backend == d.cfg.Kernel.Info().Backend {
@@ -208,6 +212,7 @@ func (d *Daemon) openDecision(ctx context.Context, st *state, found map[rules.Ta
 }
 
 // add adds lost tables to the decision and returns the new ones, none if no rule was lost.
+// openDecision records these.
 func (w *decision) add(found map[rules.TableID]flushes.Hit) flushes.Verdicts {
 	fresh := flushes.Verdicts{}
 	if !anyOf(found, func(h flushes.Hit) bool { return h.Lost.Rules > 0 }) {

@@ -22,9 +22,9 @@ func (d *Daemon) keepUnanswered(st *state, r api.Flush) {
 	}
 }
 
-// takeUnanswered removes the newest unanswered record that has all lost tables, and returns it
-// as a record of this run. The rules may have been back while no canaryd ran, so only the
-// longest possible absence is known.
+// takeUnanswered removes the newest unanswered record for which has is true, because it has all
+// lost tables. It returns it as a record of this run; false: there is none. The rules may have
+// been back while no canaryd ran, so only the longest possible absence is known.
 func (st *state) takeUnanswered(has func(api.Flush) bool) (api.Flush, bool) {
 	i := slices.IndexFunc(st.unanswered, has)
 	if i < 0 {
@@ -64,7 +64,8 @@ func (st *state) resumeRecord() {
 	l.recorded, l.counted, l.blamed = true, true, true
 }
 
-// unansweredNative is resumeRecord for a native table that the first read finds lost.
+// unansweredNative is resumeRecord for a native table that the first read finds lost. It
+// returns nil if no record has it, or after the first read.
 func (d *Daemon) unansweredNative(st *state, id tableid.TableID) *nativeLoss {
 	if st.native.begun {
 		return nil
@@ -82,8 +83,8 @@ func (d *Daemon) unansweredNative(st *state, id tableid.TableID) *nativeLoss {
 	return l
 }
 
-// closeUnanswered closes the unanswered records that no loss continues, once everything was
-// read.
+// closeUnanswered closes the unanswered records that no loss continues as interrupted, once
+// everything was read. The loop calls it after each step.
 func (d *Daemon) closeUnanswered(ctx context.Context, st *state) {
 	if len(st.unanswered) == 0 || st.loss != nil || st.native.loss != nil || lastKnown(st).IsZero() || d.guardsNative() && !st.native.begun {
 		return

@@ -27,7 +27,8 @@ type unguarded struct {
 }
 
 // lookAtUnguarded compares the tables that have no marks because they are guarded on demand
-// with the read before. If a table could not be read, its losses are not known.
+// with the read before, and reports their losses. seen has the tables that were read, nil for
+// one that does not exist. If a table could not be read, its losses are not known.
 func (d *Daemon) lookAtUnguarded(st *state, f rules.Family, seen map[rules.TableName]*rules.Table, now time.Time) {
 	fs := st.families[f]
 	looksAt := func(t rules.TableName) bool { _, read := seen[t]; return read && fs.tables[t].unmarked(t) }
@@ -66,7 +67,8 @@ type standing struct {
 	digest uint64
 }
 
-// setStanding notes a table as a read showed it, if nothing is lost in it.
+// setStanding notes a table as a read showed it, if nothing is lost in it. After a flush its
+// other rules are compared with this.
 func (ts *tableState) setStanding(table *rules.Table, digest uint64) {
 	if !ts.verdict.Loss() && ts.verdict != canary.Unknown && digest != 0 {
 		ts.standing = standing{table, digest}

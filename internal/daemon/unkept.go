@@ -22,11 +22,12 @@ func (s *saving) failed(now time.Time) {
 }
 
 // lacksGeneration reports whether a generation could not be written, and is not on disk yet.
+// Then a written state confirms the older one only.
 func (s *saving) lacksGeneration(st *state) bool {
 	return s.trouble.There() && s.written != st.generation.changes
 }
 
-// countStateError counts an error of a write to the state folder, unless it is nil.
+// countStateError counts an error of a write to the state folder in metrics, unless it is nil.
 func (d *Daemon) countStateError(err error) {
 	if err != nil {
 		d.cfg.Metrics.ObserveStateError()
@@ -54,7 +55,8 @@ func (d *Daemon) tookSave(ctx context.Context, st *state, err error) {
 	}
 }
 
-// keepAllAgain plans to write again everything that is written only when it changes.
+// keepAllAgain plans to write again everything that is written only when it changes, because
+// the state folder was made again.
 func (d *Daemon) keepAllAgain(st *state) {
 	st.owners.kept, st.owners.at = reload.Owners{}, time.Time{}
 	st.sets.unkept = len(st.sets.known) > 0

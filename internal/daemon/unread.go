@@ -32,7 +32,8 @@ type unreads struct {
 // booted returns when the machine was booted, by the clock on the wall.
 func (d *Daemon) booted() time.Time { return here.BootedAt(d.cfg.Uptime()) }
 
-// recallUnread takes up the files that an earlier run could not read.
+// recallUnread takes up the files that an earlier run could not read: they still wait for an
+// operator.
 func (d *Daemon) recallUnread(ctx context.Context, st *state) {
 	for _, u := range d.cfg.Store.LoadUnread(d.booted()) {
 		st.unread.files = append(st.unread.files, u)
@@ -40,7 +41,8 @@ func (d *Daemon) recallUnread(ctx context.Context, st *state) {
 	}
 }
 
-// noteUnread notes a file that cannot be read.
+// noteUnread notes a stored file that cannot be read. It is a problem of the node's health
+// until an operator decides, and on disk for the next start.
 func (d *Daemon) noteUnread(ctx context.Context, st *state, u reload.Unread) {
 	if slices.ContainsFunc(st.unread.files, func(o reload.Unread) bool { return o.File == u.File }) {
 		return
@@ -50,6 +52,7 @@ func (d *Daemon) noteUnread(ctx context.Context, st *state, u reload.Unread) {
 	d.logUnread(ctx, u)
 }
 
+// logUnread logs such a file, and the operator's choices.
 func (d *Daemon) logUnread(ctx context.Context, u reload.Unread) {
 	p := PublicUnread(u)
 	klog.FromContext(ctx).Error(errors.New(u.Reason), "Stored rules cannot be read, and canaryd does not know whether all are in force; a decision is needed",
@@ -79,7 +82,8 @@ func (d *Daemon) keepUnread(ctx context.Context, st *state) bool {
 	return err == nil
 }
 
-// dropUnread removes files that are decided, or shown to be in force, and returns their number.
+// dropUnread removes the files that decided reports as decided, or as shown to be in force, and
+// returns their number.
 func (d *Daemon) dropUnread(ctx context.Context, st *state, decided func(reload.Unread) bool) (n int) {
 	files := st.unread.files
 	st.unread.files = nil
@@ -102,8 +106,9 @@ func (d *Daemon) dropUnread(ctx context.Context, st *state, decided func(reload.
 	return n
 }
 
-// dropStanding drops the files whose rules are in force again. The generations that they may
-// have held have IDs, and an ID is of the content.
+// dropStanding drops the files whose rules are in force again, of native tables or of iptables'
+// tables. The generations that they may have held have IDs, and an ID is of the content; stands
+// reports whether that content is in force.
 func (d *Daemon) dropStanding(ctx context.Context, st *state, native bool, stands func(id string) bool) {
 	n := d.dropUnread(ctx, st, func(u reload.Unread) bool {
 		return u.Native == native && len(u.IDs) > 0 && !slices.ContainsFunc(u.IDs, func(id string) bool { return !stands(id) })
@@ -114,8 +119,9 @@ func (d *Daemon) dropStanding(ctx context.Context, st *state, native bool, stand
 }
 
 // lostMarks reports whether a table has lost the marks of an earlier run whose generation
-// cannot be read. If the marks are not known, any canary shows that none was lost. On legacy a
-// flush removes no table, so a table that does not exist has lost nothing.
+// cannot be read; then its file waits for an operator. If the marks are not known, any canary
+// shows that none was lost. On legacy a flush removes no table, so a table that does not exist
+// has lost nothing.
 func (d *Daemon) lostMarks(s *suspicion, id rules.TableID, v canary.Verdict, exists bool) bool {
 	switch {
 	case !v.Loss():
@@ -127,7 +133,8 @@ func (d *Daemon) lostMarks(s *suspicion, id rules.TableID, v canary.Verdict, exi
 	}
 }
 
-// judgeUnread ends the judgement of a run whose generation cannot be read.
+// judgeUnread ends the judgement of a run whose generation cannot be read: after lost marks
+// (unmarked) the file waits for an operator.
 func (d *Daemon) judgeUnread(ctx context.Context, st *state) {
 	s := st.suspicion
 	switch u := s.remains.Unread; {
@@ -149,7 +156,8 @@ func (st *state) publishUnread(s *api.Status) {
 	}
 }
 
-// PublicUnread returns a file that cannot be read as a Status has it.
+// PublicUnread returns a file that cannot be read as a Status has it, with the operator's
+// choices.
 func PublicUnread(u reload.Unread) api.UnreadState {
 	p := api.UnreadState{File: u.File, Reason: u.Reason, Since: u.Since, Native: u.Native, Table: u.Table, Dismiss: dismissCommand}
 	if u.Older != "" {

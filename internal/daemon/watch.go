@@ -19,6 +19,7 @@ type watchers struct {
 }
 
 // add returns the present status, a channel for each later one, and a function that ends that.
+// It fails if there are too many watchers. Watch calls it.
 func (w *watchers) add(status func() api.Status) (now api.Status, news chan *api.Status, end func(), err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -29,7 +30,7 @@ func (w *watchers) add(status func() api.Status) (now api.Status, news chan *api
 	return now, news, end, nil
 }
 
-// follow is add for the daemon itself, whose place no client takes.
+// follow is add for the daemon itself (Report), whose place no client takes. It cannot fail.
 func (w *watchers) follow(status func() api.Status) (now api.Status, news chan *api.Status, end func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -57,7 +58,8 @@ func (w *watchers) open(status func() api.Status) (now api.Status, news chan *ap
 	}
 }
 
-// give publishes a status and gives it to each watcher. It never waits.
+// give publishes a status by publish and gives it to each watcher. It never waits: a slow
+// watcher loses the oldest.
 func (w *watchers) give(s *api.Status, publish func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
