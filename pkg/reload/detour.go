@@ -55,7 +55,8 @@ func (d *detour) before(l *line) fate {
 	return keeps
 }
 
-// behind returns the fates that packets lose, because of marks, behind a rule in force.
+// behind returns the fates that packets lose, because of marks, behind a rule in force. It
+// notes a rule that ends the chain for too few or too many packets, for the lines behind.
 func (d *detour) behind(r rules.Rule) fate {
 	less, more := d.lostMarks.Misleads(r)
 	ends := r.Target == "RETURN" || d.leaves(r)
@@ -98,7 +99,8 @@ func (d *detour) lose(r rules.Rule) fate {
 	return d.of(r)
 }
 
-// unmark adds differences of marks, and has each chain searched again if one is new.
+// unmark adds differences of marks, and has each chain searched again if one is new. Other
+// tables get the difference, too, unless no rule there looks at the packet later.
 func (d *detour) unmark(loss rules.MarkLoss) {
 	if all := d.lostMarks.And(loss); all != d.lostMarks {
 		d.lostMarks, d.grown = all, true

@@ -34,7 +34,8 @@ func (l Learned) Knows(f rules.Family, t rules.TableName) bool {
 	return ok
 }
 
-// Without returns l as if a table was never learned.
+// Without returns l as if a table was never learned. The daemon calls it for a table that is
+// guarded on demand and holds nothing to guard.
 func (l Learned) Without(id rules.TableID) Learned {
 	l.Generation = l.Generation.Clone()
 	delete(l.Generation, id)
@@ -100,6 +101,7 @@ type shrinking struct {
 }
 
 // stood reports whether a chain, or half the table (""), has been smaller for shrinkDelay.
+// Learn then accepts the removal. Until then, due says when to look again.
 func (s *shrinking) stood(chain string) bool {
 	k := shrinkKey{s.table, chain}
 	since, before := s.before[k]
@@ -116,8 +118,9 @@ func (s *shrinking) stood(chain string) bool {
 	return false
 }
 
-// keepShrunk returns the chains that were seen. It adds the chains of old that are empty or missing
-// now and do not count as such yet, and returns their names. seen stays as it is.
+// keepShrunk returns the chains that were seen. It adds the chains of old that are empty or
+// missing now, unless counts accepts that, and returns their names. Learn keeps their jumps,
+// too. seen stays as it is.
 func keepShrunk(old, seen []rules.Chain, counts func(chain string) bool) (chains []rules.Chain, kept map[string]bool) {
 	chains, kept = seen, map[string]bool{}
 	at := make(map[string]int, len(seen))
@@ -144,8 +147,9 @@ func keepShrunk(old, seen []rules.Chain, counts func(chain string) bool) (chains
 	return chains, kept
 }
 
-// sizeBefore returns how many rules old has, without those of chains that are left out by now. Such
-// a chain grew, and its former rules must not be kept.
+// sizeBefore returns how many rules old has, without those of chains that are left out by now.
+// Such a chain grew, and its former rules must not be kept. If half of the rules are gone,
+// Learn waits.
 func sizeBefore(old, seen rules.Section) int {
 	n := old.RuleCount()
 	for _, c := range seen.Chains {
@@ -207,6 +211,8 @@ func keepAnchors(old, seen []rules.Jump, alone []string) []rules.Jump {
 
 // Grown returns old, with the chains and jumps that only seen has, and with the rules added to
 // chains that still have all former ones. It takes nothing away: seen may be half of a removal.
+// The daemon calls it after a flush with the last read before, so that a replay has the newest
+// rules.
 func Grown(old, seen rules.Section) rules.Section {
 	grown, more := old, false
 	grown.Chains = slices.Clone(old.Chains)
@@ -231,7 +237,8 @@ func Grown(old, seen rules.Section) rules.Section {
 	return grown
 }
 
-// holds reports whether a list has all rules of another one, in their order.
+// holds reports whether a list has all rules of another one, in their order. Then Grown takes
+// it as the grown chain.
 func holds(list, part []rules.Rule) bool {
 	for _, r := range list {
 		if len(part) > 0 && part[0].Equal(r) {
@@ -241,7 +248,7 @@ func holds(list, part []rules.Rule) bool {
 	return len(part) == 0
 }
 
-// keepLedTo returns seen's LedTo, with the kept chains of old's.
+// keepLedTo returns seen's LedTo, with the chains of old's that Learn still keeps.
 func keepLedTo(old, seen rules.Section, kept map[string]bool) []string {
 	var names []string
 	for _, name := range old.LedTo {

@@ -26,7 +26,7 @@ type Refusals map[rules.TableID][]Refusal
 // Count returns how many refusals there are.
 func (r Refusals) Count() int { return countAll(r) }
 
-// countAll returns how many elements the lists of all tables have.
+// countAll returns how many elements the lists of all tables have, for both Count methods.
 func countAll[T any](lists map[rules.TableID][]T) int {
 	n := 0
 	for _, list := range lists {
@@ -36,7 +36,7 @@ func countAll[T any](lists map[rules.TableID][]T) int {
 }
 
 // After returns the refusals after another try. Tables that the try did not reach keep their
-// refusals.
+// refusals. The daemon passes them to the next job, and shows them in its status.
 func (r Refusals) After(result Result) Refusals {
 	next := Refusals{}
 	for _, f := range rules.Families() {
