@@ -79,6 +79,7 @@ func (w Wanted) Needless(seen Seen) bool {
 	return w.OnDemand && seen.Err == nil && w.complete().Bare() && w.Section.Bare() && seen.Section.Bare()
 }
 
+// complete returns the section that shows which chains lead to which; see Wanted.Complete.
 func (w Wanted) complete() rules.Section {
 	if w.Complete != nil {
 		return *w.Complete
@@ -258,7 +259,7 @@ func judgeCanary(want Wanted, t *rules.Table) Verdict {
 	}
 }
 
-// judgeContent judges a table whose canary is present, without claimed chains.
+// judgeContent judges a table with its canary, without claimed chains, for judgeStanding.
 func judgeContent(want Wanted, seen Seen) Finding {
 	f := Finding{Verdict: Intact, Witnesses: missingWitnesses(want, seen.Table)}
 	var removed []rules.Jump // perhaps
@@ -315,6 +316,7 @@ func isComment(r rules.Rule, comment string) bool {
 	return ok && c == comment
 }
 
+// missingWitnesses returns the built-in chains whose witness is missing: they were flushed.
 func missingWitnesses(want Wanted, t *rules.Table) []string {
 	var gone []string
 	for _, chain := range want.Mark.Witnessed {

@@ -8,7 +8,8 @@ import (
 
 // This file selects the chains and jumps that are compared with a source's declaration.
 
-// withoutLeftOut returns both sections without chains that are left out: their rules are unknown.
+// withoutLeftOut returns both sections without chains that are left out: their rules are
+// unknown, and must not count as drift.
 func withoutLeftOut(declared, standing rules.Section, t *rules.Table) (rules.Section, rules.Section) {
 	if !t.AnyLeftOut() {
 		return declared, standing

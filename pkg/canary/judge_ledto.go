@@ -11,8 +11,9 @@ import (
 // present. If a replay writes a rule that leads to such a chain, it also writes the chain. The
 // rule alone would let in packets that the chain kept out.
 
-// withoutLedTo is lostChains without those chains. It returns them separately by name; true:
-// missing.
+// withoutLedTo is lostChains without the chains of s.LedTo, which are no loss by themselves. It
+// returns these in led: true if the chain is missing, false if it is empty. led is nil if s has
+// no such chain.
 func withoutLedTo(s rules.Section, t *rules.Table) (emptied []rules.Chain, missing []string, led map[string]bool) {
 	emptied, missing = lostChains(s, t)
 	if len(s.LedTo) == 0 {

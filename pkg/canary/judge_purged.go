@@ -69,7 +69,7 @@ func (f *Finding) rememberPurged(want Wanted, seen Seen) {
 }
 
 // takePurged records the rules that a purge took from protected chains that still hold others,
-// and reports whether there are any.
+// and reports whether there are any. Then judgeContent finds a loss.
 func (f *Finding) takePurged(want Wanted, t *rules.Table) (found bool) {
 	if want.Purged == nil {
 		return false

@@ -252,7 +252,7 @@ func writeChain(task tableTask, c rules.Chain, lines []*line, plan *tablePlan) {
 	plan.short = append(plan.short, written)
 }
 
-// hold quarantines lines, and notes the rules that are written without a match.
+// hold quarantines lines, and notes the rules that are written without a match, for reports.
 func (p *tablePlan) hold(lines []*line) {
 	for _, l := range lines {
 		if l.held != nil {

@@ -18,8 +18,8 @@ func (r Replayer) RemoveContainers(ctx context.Context, job Job) (Result, error)
 	return r.each(ctx, job, action{plan: plan})
 }
 
-// removeContainers plans the removal for one table, if its marks are in force: a flushed table is
-// replayed first.
+// removeContainers plans the removal for one table, if its marks are in force: a flushed table
+// is replayed first. It returns nil if no rule of the containers is left.
 func removeContainers(task tableTask, gone map[protect.Attachment]bool) *tablePlan {
 	if v := task.finding.Verdict; task.table != rules.Nat || v != canary.Intact && v != canary.Changed {
 		return nil
@@ -70,8 +70,9 @@ func (l Learned) WithoutAttachments(gone map[protect.Attachment]bool) Learned {
 	return l
 }
 
-// KeepContainers returns a read of nat, with all rules that want has of these containers added.
-// canaryd does not know yet which process removed them.
+// KeepContainers returns a read of nat, with all rules that want has of the containers in kept
+// added. canaryd does not know yet which process removed them, so the daemon must not learn the
+// removal.
 func KeepContainers(want, seen rules.Section, kept map[protect.Attachment]bool) rules.Section {
 	if len(kept) == 0 {
 		return seen
@@ -115,7 +116,7 @@ func KeepContainers(want, seen rules.Section, kept map[protect.Attachment]bool) 
 	return seen
 }
 
-// asJumps returns a chain's rules in the form of jumps.
+// asJumps returns a chain's rules in the form of jumps, so that keepJumps can merge two chains.
 func asJumps(c rules.Chain) []rules.Jump {
 	list := make([]rules.Jump, 0, len(c.Rules))
 	for _, r := range c.Rules {

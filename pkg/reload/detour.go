@@ -73,7 +73,8 @@ func (d *detour) behind(r rules.Rule) fate {
 	return d.of(r)
 }
 
-// cause returns the reason of a rule that waits only because of marks.
+// cause returns the reason of a rule that waits only because of marks. It names the first rule
+// of d.meet, or r: that rule looks for the mark.
 func (d *detour) cause(r rules.Rule) string {
 	if len(d.meet) > 0 {
 		r = d.meet[0]

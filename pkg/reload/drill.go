@@ -62,6 +62,7 @@ func (r Replayer) Drill(ctx context.Context, job Job, d Drill) (Drilled, error) 
 }
 
 // drillOnce reads every family, and writes if all of them are in the state that a drill needs.
+// Drill calls it again after ErrStale: another process wrote, and nothing was removed.
 func (r Replayer) drillOnce(ctx context.Context, s iptables.Session, job Job, d Drill) (Drilled, error) {
 	done, payload, marks := Drilled{Marks: canary.Marks{}, Tried: canary.Marks{}}, iptables.Payload{}, job.Marks
 	plans := map[rules.Family]*tablePlan{}

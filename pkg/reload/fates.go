@@ -116,6 +116,8 @@ func (f *fates) atTheEnd(chain string) bool {
 	return f.behind[chain] && !f.before[chain] && !f.connections
 }
 
+// from returns the chains that packets reach from nat's last hook, or from the others, for
+// follow to extend.
 func (f *fates) from(last bool) map[string]bool {
 	if last {
 		return f.behind
@@ -160,7 +162,8 @@ func (f *fates) marks(r rules.Rule) rules.MarkLoss {
 	return loss
 }
 
-// marksOf returns how marks may differ if a chain is lost, for a rule that leads there.
+// marksOf returns how marks may differ if a chain is lost. marks adds it to the loss of a rule
+// that leads there.
 func (f *fates) marksOf(chain string) rules.MarkLoss {
 	if all, known := f.marked[chain]; known {
 		return all

@@ -167,7 +167,8 @@ func (s *gapSearch) builtin(name string, list []*line) {
 	}
 }
 
-// below makes the chains wait that a rule in force leads to, if a replay would fill them.
+// below makes the chains wait that a rule in force leads to, if a replay would fill them. The
+// rule itself cannot wait: a replay leaves it in force. A new chain causes another pass.
 func (s *gapSearch) below(r rules.Rule, reason string) {
 	if !s.fills(r.Target) {
 		return

@@ -211,8 +211,8 @@ func keepAnchors(old, seen []rules.Jump, alone []string) []rules.Jump {
 
 // Grown returns old, with the chains and jumps that only seen has, and with the rules added to
 // chains that still have all former ones. It takes nothing away: seen may be half of a removal.
-// The daemon calls it after a flush with the last read before, so that a replay has the newest
-// rules.
+// After a flush the daemon passes the table as it was right before, so that a replay has the
+// newest rules.
 func Grown(old, seen rules.Section) rules.Section {
 	grown, more := old, false
 	grown.Chains = slices.Clone(old.Chains)

@@ -60,7 +60,8 @@ type chainWalk struct {
 	bad    reasons
 }
 
-// add adds the links of a chain, and replaces its former links.
+// add adds the links of a chain, and replaces its former links: a planned chain replaces the
+// chain in force.
 func (t *chainWalk) add(c rules.Chain, planned bool) {
 	jumps := []link{}
 	for _, r := range c.Rules {
@@ -108,6 +109,7 @@ func (t *chainWalk) walk(name string) int {
 }
 
 // blame finds the last planned link of the path bad, and returns how long the path is up to it.
+// The replay leaves this rule out.
 func (t *chainWalk) blame(reason string) int {
 	for i := len(t.path) - 1; i > 0; i-- {
 		if j := t.path[i]; j.planned {

@@ -285,8 +285,8 @@ func (t tableTask) strayIndexes(chain string) []int {
 	return indexes
 }
 
-// removeFirst puts steps before all others. A chain that the plan writes as a whole is empty by
-// then.
+// removeFirst puts the steps of withoutStrays before all others. It drops those for a chain
+// that the plan writes as a whole: that chain is empty by then.
 func (p *tablePlan) removeFirst(steps []iptables.Step) {
 	if len(steps) == 0 {
 		return

@@ -122,7 +122,7 @@ func ProxyLeft(snapshot iptables.Snapshot, found map[rules.TableName]Examined, l
 	return had
 }
 
-// proxyIn reports whether a table holds a chain of kube-proxy.
+// proxyIn reports whether a table holds a chain of kube-proxy. Then ProxyLeft is false.
 func proxyIn(t *rules.Table) bool {
 	return t != nil && slices.ContainsFunc(t.Chains, func(c rules.Chain) bool {
 		return c.Name == owners.ProxyCanary || owners.KubeProxys(c.Name)

@@ -35,7 +35,7 @@ type QuarantinedRule struct {
 // A Quarantine holds the quarantined rules of each table. It is a value.
 type Quarantine map[rules.TableID][]QuarantinedRule
 
-// With returns q with other rules for one table.
+// With returns q with list as the quarantined rules of one table, in place of the former ones.
 func (q Quarantine) With(id rules.TableID, list []QuarantinedRule) Quarantine {
 	next := tableid.With(q, id, list)
 	if len(list) == 0 {
@@ -54,7 +54,7 @@ func (q *Quarantine) UnmarshalJSON(data []byte) error { return tableid.Unmarshal
 func (q Quarantine) Count() int { return countAll(q) }
 
 // Split returns the rules that cannot be written, and the rules that wait for them. An operator
-// accepts the loss of the former; then Readmit puts the latter back.
+// may accept the loss of the former; then Readmit puts the latter back.
 func (q Quarantine) Split() (missing, waiting Quarantine) {
 	missing, waiting = Quarantine{}, Quarantine{}
 	for id, list := range q {
@@ -102,8 +102,8 @@ func (p placedReasons) add(chain string, rule rules.Key, reason string) {
 	p[chain][rule] = reason
 }
 
-// of returns why a rule must not be written to a chain; false if it may be. Then the rule is
-// quarantined.
+// of returns why a rule must not be written to a chain, so that it is quarantined. It returns
+// false if the rule may be written.
 func (p placedReasons) of(chain string, rule rules.Key) (reason string, has bool) {
 	if reason, has = p[chain][rule]; !has {
 		reason, has = p[anyChain][rule]
@@ -181,7 +181,8 @@ func (x heldIndex) add(chain string, r rules.Rule) {
 
 func (x heldIndex) has(chain string, r rules.Rule) bool { return x[chain][r.Key()] > 0 }
 
-// take counts one copy less of a rule. It returns false if none is left.
+// take counts one copy less of a rule. It returns false if none is left: the rule in hand is
+// then not quarantined.
 func (x heldIndex) take(chain string, r rules.Rule) bool {
 	if !x.has(chain, r) {
 		return false

@@ -89,8 +89,8 @@ func (r Removal) Rules() int {
 	return n
 }
 
-// Without returns the removal without the rules and jumps of these chains: Recall has put them
-// back.
+// Without returns the removal without the rules and jumps of these chains: a recall has decided
+// about them.
 func (r Removal) Without(chain func(string) bool) Removal {
 	r.Chains = slices.DeleteFunc(slices.Clone(r.Chains), func(c RemovedRules) bool { return chain(c.Chain) })
 	r.Jumps = slices.DeleteFunc(slices.Clone(r.Jumps), func(h rules.Jump) bool { return chain(h.Chain) })

@@ -127,7 +127,8 @@ func (r Replayer) Try(ctx context.Context, g rules.Generation, families ...rules
 	return Refusals{}.After(result), nil
 }
 
-// reportSkipped records in the result why tables are skipped.
+// reportSkipped records in the result why a strict job skips tables. plan calls it after it has
+// made a new result.
 func (t *familyRun) reportSkipped() {
 	for table, skipped := range t.skipped {
 		tr := t.result.Tables[table]
@@ -155,7 +156,8 @@ func refusedAsAWhole(err error) []Refusal {
 	return nil
 }
 
-// classOf returns the class of the error for which a rule is refused.
+// classOf returns the class of the error for which a rule is refused, for Refusal.Class;
+// ReasonOther if it is no refusal of iptables.
 func classOf(err error) iptables.Reason {
 	if refused, ok := errors.AsType[*iptables.RestoreError](err); ok {
 		return refused.Reason

@@ -229,7 +229,7 @@ func (r FamilyResult) Beaten() bool {
 	return r.otherWrote && !r.Outcome.Done() && (!refused || r.overtaken)
 }
 
-// DoneExceptQuarantined reports whether everything but the quarantined rules is proved.
+// DoneExceptQuarantined reports whether only quarantined rules are unproved: no retry is due.
 func (r FamilyResult) DoneExceptQuarantined() bool {
 	left := 0
 	for _, tr := range r.Tables {
@@ -332,7 +332,7 @@ func (r Replayer) RemoveDoubles(ctx context.Context, job Job) (Result, error) {
 	return r.each(ctx, job, action{plan: removeDoubles})
 }
 
-// Remove deletes every canary and witness and, with everything, the protected chains and jumps too.
+// Remove deletes all marks and, with everything, protected chains and jumps too, for a cleanup.
 func (r Replayer) Remove(ctx context.Context, job Job, everything bool) (Result, error) {
 	remove := func(task tableTask, _ canary.Nonce) *tablePlan {
 		if task.seen.Err != nil || task.seen.Table == nil {

@@ -15,7 +15,7 @@ import (
 // nft, so that all tables are back at the same time.
 const stagesFrom = 100 * time.Millisecond
 
-// stageOf returns the stage to which a table belongs: 0 if it decides about packets, 1 if it
+// stageOf returns the stage in which a table is written: 0 if it decides about packets, 1 if it
 // translates them.
 func stageOf(table rules.TableName) int {
 	if table == rules.Nat {
@@ -97,7 +97,8 @@ func sortByStage(plans []tablePlan) {
 	slices.SortStableFunc(plans, func(a, b tablePlan) int { return stageOf(a.table) - stageOf(b.table) })
 }
 
-// payloads returns the steps to write, a payload for each stage.
+// payloads returns the steps to write, a payload for each stage. The session writes them in
+// this order. Without stages there is one for all tables.
 func payloads(runs []*familyRun) []iptables.Payload {
 	stages := []iptables.Payload{{}, {}}
 	for _, t := range runs {

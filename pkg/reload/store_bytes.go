@@ -267,8 +267,8 @@ func (b *byteFile) save(g rules.Generation, from RawSource) error {
 	return nil
 }
 
-// scan reads the rules of the file. A file that was made elsewhere, is damaged or missing is
-// written again.
+// scan reads the hashes of the rules in the file, for save. A file that was made elsewhere, is
+// damaged or missing gets size 0, and is written again.
 func (b *byteFile) scan() {
 	b.read, b.known, b.saved = true, nil, nil
 	size, err := b.records(func(r record) error { b.known = append(b.known, r.hash()); return nil }, func() {})

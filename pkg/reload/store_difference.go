@@ -45,6 +45,7 @@ type piece[T any] struct {
 	made        *T
 }
 
+// MarshalJSON writes [from,count] for elements of the base, or else the new element.
 func (p piece[T]) MarshalJSON() ([]byte, error) {
 	if p.made == nil {
 		return json.Marshal([2]int{p.from, p.count})
@@ -188,7 +189,8 @@ var seed = maphash.MakeSeed()
 
 func hashText(text string) uint64 { return maphash.String(seed, text) }
 
-// hashChain returns the hash of a chain, and appends the hashes of its rules to all.
+// hashChain returns the hash of a chain, and appends the hashes of its rules to all. An equal
+// chain of the base need not be stored again; in another one its equal rules need not.
 func hashChain(c rules.Chain, all []uint64) (uint64, []uint64) {
 	var h maphash.Hash
 	h.SetSeed(seed)

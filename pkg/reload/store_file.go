@@ -112,8 +112,8 @@ func (s *Store) load(id string, check func(Identity) error) (Stored, *base, erro
 }
 
 // reread returns an opaque rule as this version reads its bytes. The version that saved the
-// rule may have had no words for it. load calls it for each rule, and LoadState for quarantined
-// ones.
+// rule may have had no words for it. load calls it for generations, and LoadState for
+// quarantined rules.
 func (o Identity) reread(family rules.Family, rule rules.Rule) rules.Rule {
 	if o.Backend != string(iptables.NFT) {
 		return rule

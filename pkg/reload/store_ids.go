@@ -34,8 +34,8 @@ func ExpandID(prefix string, ids []string) (string, error) {
 	return "", fmt.Errorf("%q begins the IDs of %d generations: %s", prefix, len(found), strings.Join(found, ", "))
 }
 
-// IDsIn returns the IDs in the file names of a folder of generations. It does not check whether the
-// files can be read.
+// IDsIn returns the IDs in the file names of a folder of generations, for ExpandID. It does not
+// check whether the files can be read.
 func IDsIn(folder string) (ids []string) {
 	entries, err := os.ReadDir(folder)
 	if err != nil {

@@ -211,8 +211,8 @@ func (s *Store) Offer() string {
 	return "there are " + strings.Join(ids, ", ")
 }
 
-// Show returns the generation with that ID. If it must not be restored here, note says why. It
-// is for commands that print a generation. Any goroutine may call it.
+// Show returns the generation with that ID, to be printed or to become the baseline. If it must
+// not be restored here, note says why. Any goroutine may call it.
 func (s *Store) Show(id string) (stored Stored, note string, err error) {
 	stored, _, err = s.load(id, func(made Identity) error {
 		if err := s.checkIdentity(made); err != nil {

@@ -41,7 +41,7 @@ type storedOwners struct {
 
 func (s *Store) ownersPath() string { return filepath.Join(s.dir, "owners.json") }
 
-// SaveOwners writes canaryd's knowledge of owners.
+// SaveOwners writes canaryd's knowledge of owners, so that it survives a restart.
 func (s *Store) SaveOwners(o Owners) error {
 	if err := s.write(s.ownersPath(), storedOwners{everywhere, s.identity, o}); err != nil {
 		return fmt.Errorf("saving the list of owners: %w", err)

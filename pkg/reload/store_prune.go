@@ -19,6 +19,7 @@ const (
 )
 
 // prune removes generations that are not worth their space, and bases that no generation needs.
+// Save calls it after each new generation.
 func (s *Store) prune() error {
 	list, err := s.list()
 	if err != nil {

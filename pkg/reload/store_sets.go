@@ -17,7 +17,8 @@ type storedSets struct {
 
 func (s *Store) setsPath() string { return filepath.Join(s.dir, "sets.json") }
 
-// SaveSets writes the ipsets that the generation's rules name.
+// SaveSets writes the ipsets that the generation's rules name, so that a replay after a restart
+// can create lost ones.
 func (s *Store) SaveSets(sets map[string]iptables.Set) error {
 	if err := s.write(s.setsPath(), storedSets{everywhere, s.identity, sets}); err != nil {
 		return fmt.Errorf("saving the ipsets: %w", err)

@@ -117,7 +117,7 @@ func (t *tableTask) unwrittenOf(write []rules.Chain) map[string]bool {
 }
 
 // unwritable reports whether a rule cannot be written to a chain as it is. Then admit decides
-// how it is written, or why not. It runs for every rule, so it forms no reason.
+// how it is written, or why not.
 func (t *tableTask) unwritable(chain string, r rules.Rule) bool {
 	if t.lacksChain(r.Target) {
 		return true
@@ -137,7 +137,8 @@ func (t *tableTask) unwritable(chain string, r rules.Rule) bool {
 	return missing(t.unavailable.sets, r.Needs().Sets) != "" || missing(t.unavailable.nfaccts, r.Needs().Accounts) != ""
 }
 
-// missing returns the first of the names that is in the list, or "".
+// missing returns the first of the names that is in list, the objects that do not exist; "" if
+// all exist.
 func missing(list map[string]string, names []string) string {
 	for _, name := range names {
 		if _, ok := list[name]; ok {

@@ -33,6 +33,8 @@ type openerWatch struct {
 	last    committer         // the last opener
 }
 
+// newOpenerWatch returns an openerWatch that watches no file yet; see arm. On most nodes it
+// fails, because canaryd lacks CAP_SYS_ADMIN.
 func newOpenerWatch(writers *Writers) (*openerWatch, error) {
 	fd, err := unix.FanotifyInit(unix.FAN_CLASS_NOTIF|unix.FAN_CLOEXEC|unix.FAN_NONBLOCK, unix.O_RDONLY|unix.O_LARGEFILE|unix.O_CLOEXEC)
 	if err != nil {
@@ -57,7 +59,8 @@ func (o *openerWatch) arm(path string) error {
 
 func (o *openerWatch) close() { o.file.Close() }
 
-// read notes every opener until close ends it, and returns the reason.
+// read notes every opener until close ends it, and returns the reason. LockWatcher.watch then
+// ends, and is set up again.
 func (o *openerWatch) read() error {
 	defer o.last.forget()
 	buf := make([]byte, 4096)

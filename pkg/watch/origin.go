@@ -37,8 +37,8 @@ type procStat struct {
 	start    uint64 // in ticks since boot
 }
 
-// readStat reads "12 (a name) S 1 ...". The name may contain any byte. If ok is
-// false, the parent may still be known.
+// readStat reads "12 (a name) S 1 ...". The name may contain any byte. If ok is false, the
+// process is gone or the file damaged; only the parent may be known.
 func readStat(dir processFolder) (s procStat, ok bool) {
 	text := string(dir.read("stat", maxStat))
 	from, to := strings.IndexByte(text, '('), strings.LastIndexByte(text, ')')
@@ -73,7 +73,8 @@ var (
 	machinePart = regexp.MustCompile(`^(?:machine-(.+)\.scope|systemd-nspawn@(.+)\.service|lxc\.payload\.(.+))$`)
 )
 
-// placeOf reads a cgroup file. It prefers systemd's hierarchies.
+// placeOf returns the unit and the container in the text of a cgroup file. It prefers systemd's
+// hierarchies. The zero Origin means that none is known.
 func placeOf(text string) Origin {
 	var preferred, others []string
 	for line := range strings.Lines(text) {

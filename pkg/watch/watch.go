@@ -14,7 +14,6 @@
 // Run watches until its context ends, and then returns nil. A broken watcher is
 // set up again, and gives a hint, because it may have missed something. Hints and
 // Writers may be used by any number of goroutines.
-// by any number of goroutines.
 package watch
 
 import (
