@@ -219,7 +219,7 @@ func Judge(want Wanted, seen Seen) Finding {
 	return f
 }
 
-// judgeStanding judges a table whose canary is present, claimed chains included.
+// judgeStanding judges a table with its canary, claimed chains included, for Judge.
 func judgeStanding(want Wanted, seen Seen) Finding {
 	if want.Claimed == nil {
 		return judgeContent(want, seen)
@@ -241,7 +241,7 @@ func judgeStanding(want Wanted, seen Seen) Finding {
 	return f
 }
 
-// judgeCanary returns the verdict that the canary shows: Intact if it is present.
+// judgeCanary returns Intact if the canary is present, or else the loss that it shows.
 func judgeCanary(want Wanted, t *rules.Table) Verdict {
 	if t == nil {
 		return TableDeleted

@@ -38,7 +38,8 @@ func withoutLedTo(s rules.Section, t *rules.Table) (emptied []rules.Chain, missi
 }
 
 // losesWith adds to a loss in a table with its canary the led chains to which a lost rule
-// leads, directly or through other chains. A replay does not change a chain that is not lost.
+// leads, directly or through other chains. s is the wanted section, and led is from
+// withoutLedTo. A replay does not change a chain that is not lost.
 func (f *Finding) losesWith(s rules.Section, t *rules.Table, led map[string]bool) {
 	next := slices.Concat(f.Emptied, f.Missing)
 	for _, name := range next {

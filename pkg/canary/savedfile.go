@@ -47,7 +47,7 @@ func lacked(v Verdict, restored string, missing []string, before Finding) []stri
 	return list
 }
 
-// divide splits names into the names that are listed, and the others.
+// divide splits names into the names that are listed, and the others, in their order.
 func divide(names, listed []string) (in, out []string) {
 	is := make(map[string]bool, len(listed))
 	for _, name := range listed {

@@ -16,8 +16,9 @@ type Site struct {
 	networks map[string][]netip.Prefix // by interface
 }
 
-// Look returns the present Site of the network namespace of the process. Rules.Translations
-// needs it for rules that match the node's own addresses or an interface.
+// Look returns the present Site of the network namespace of the process.
+// rules.Generation.Translations needs it for rules that match the node's own addresses or an
+// interface.
 func (Kernel) Look() (rules.Site, error) {
 	site := Site{map[netip.Addr]bool{}, map[string][]netip.Prefix{}}
 	interfaces, err := net.Interfaces()

@@ -396,7 +396,8 @@ func referencedTargets(task tableTask, stale []string) map[string]bool {
 	return referenced
 }
 
-// planJumps plans to put back the chosen jumps, each at its anchor.
+// planJumps plans to put back the chosen jumps by built-in chain, each at its anchor. A jump
+// that cannot be written is quarantined.
 func planJumps(task tableTask, chosen map[string]*chosenJumps, plan *tablePlan) {
 	for _, chain := range task.want.Section.JumpChains(task.table) {
 		jumps := chosen[chain]

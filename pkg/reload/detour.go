@@ -145,8 +145,8 @@ func (r run) planTables(t *familyRun, tasks []tableTask, misfits map[iptables.Pl
 	}
 }
 
-// missingMarks returns how marks of packets may differ because rules of a table are quarantined or
-// lost, and no rules are written to it.
+// missingMarks returns how marks of packets may differ because rules of a table are quarantined
+// or lost, and no rules are written to it. planTables plans the other tables with it.
 func (t *tableTask) missingMarks() rules.MarkLoss {
 	var lost rules.MarkLoss
 	f := t.fates()

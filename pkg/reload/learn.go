@@ -178,10 +178,10 @@ func keepJumps(old, seen []rules.Jump, keep func(rules.Jump) bool) []rules.Jump 
 	return merged
 }
 
-// keepAnchors returns seen, with old's anchors for the jumps of chains that hold nothing else. A
-// flusher that flushes twice, such as firewalld during a reload, leaves jumps alone in between.
-// With an anchor from that read, a replay would put a jump from the bottom above everything. Jumps
-// whose order has changed stay where their owner put them.
+// keepAnchors returns seen, with old's anchors for the jumps of the chains in alone, which hold
+// nothing else. A flusher that flushes twice, such as firewalld during a reload, leaves jumps
+// alone in between. With an anchor from that read, a replay would put a jump from the bottom
+// above everything. Jumps whose order has changed stay where their owner put them.
 func keepAnchors(old, seen []rules.Jump, alone []string) []rules.Jump {
 	merged := slices.Clone(seen)
 	order := []rules.Position{rules.Top, rules.Behind, rules.Bottom}

@@ -129,9 +129,9 @@ func (p tablePlan) account(tr TableResult) TableResult {
 	return tr
 }
 
-// proveTable returns nil if the table is as planned. If another process wrote since the guarded
-// read, a chain that still holds rules may differ. Even then, marks must be in force, and no loss
-// may be found.
+// proveTable returns nil if the table is as planned; else the error says which part is not. If
+// another process wrote since the guarded read (foreign), a chain that still holds rules may
+// differ. Even then, marks must be in force, and no loss may be found.
 func proveTable(plan tablePlan, seen canary.Seen, finding canary.Finding, foreign bool) error {
 	if plan.want.Mark.Nonce == "" {
 		return proveRemoved(plan, seen)

@@ -193,7 +193,8 @@ func (s *Store) readHeader(id string) (storedFile, error) {
 	return h, nil
 }
 
-// Offer names the generations that may be restored here, for the error about a missing generation.
+// Offer names the generations that may be restored here, for the error about a missing
+// generation: the operator can choose one.
 func (s *Store) Offer() string {
 	var ids []string
 	for _, k := range Offered(s.List()) {

@@ -86,7 +86,7 @@ type supplement struct {
 }
 
 // newSupplement indexes the generation's section want, and list, the quarantined rules of the
-// same table, for Supplement.
+// same table, for Supplement. No rule is kept yet.
 func newSupplement(want rules.Section, list []QuarantinedRule) *supplement {
 	s := &supplement{
 		want: want, full: make(map[string]rules.Chain, len(want.Chains)),

@@ -41,8 +41,8 @@ func (n Neighbour) before(pid uint32) bool {
 }
 
 // neighbourOf returns the owner's process with the next lower number than that of a writer that
-// is gone. The writer's record then names it as the likely parent. It returns none if proc is
-// of another pid namespace.
+// is gone. Writer.Neighbour then names it as the possible parent. It returns none if proc is of
+// another pid namespace.
 func neighbourOf(proc string, pid uint32, now time.Time) Neighbour {
 	if initial, err := nft.InitialPIDs(proc); err == nil && !initial {
 		return Neighbour{}

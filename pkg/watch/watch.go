@@ -38,7 +38,8 @@ type Watchers struct {
 	Lock      string                       // for Lock: the lock file, such as /run/xtables.lock
 }
 
-// Run watches for these signs and for no others until ctx ends, and then returns nil.
+// Run watches for these signs and for no others until ctx ends, and then returns nil. On the
+// legacy backend only the lock shows a writer.
 func (w Watchers) Run(ctx context.Context, signs Signs) error {
 	var group errgroup.Group
 	if signs.Commits {

@@ -50,7 +50,7 @@ type writerRing struct {
 }
 
 // Note remembers w and forgets the oldest of its kind if there are too many. The watchers call
-// it before they give a hint. Genid 0 means a holder of the lock.
+// it for each commit, and with Genid 0 for each use of the lock.
 func (ws *Writers) Note(w Writer) {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
