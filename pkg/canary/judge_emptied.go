@@ -44,7 +44,7 @@ func (f *Finding) judgeEmptied(want Wanted, seen Seen, emptied []rules.Chain) {
 }
 
 // emptiedWhole records a chain that is lost by its owner's habit, and reports whether it is
-// lost. led: rules lead to it.
+// lost. led: rules lead to it. judgeEmptied then takes its rules for references.
 func (f *Finding) emptiedWhole(seen Seen, c rules.Chain, led bool) bool {
 	lost := false
 	switch owners.EmptyingOf(seen.Table.Name, c.Name) {

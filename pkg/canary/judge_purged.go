@@ -21,7 +21,8 @@ func (w Wanted) jumpPurged(h rules.Jump) bool { return w.purged(h.Chain, h.Into(
 func (w Wanted) chainPurged(chain string) bool { return w.purged(chain, "") }
 
 // judgePurged records the chains that a purge emptied in a table whose canary is present, and
-// removes them from emptied and led. It returns the missing chains that a purge deleted.
+// removes them from emptied and led. judgeContent judges the rest. It returns the missing
+// chains that a purge deleted.
 func (f *Finding) judgePurged(want Wanted, emptied *[]rules.Chain, missing []string, led map[string]bool) (gone []string) {
 	if want.Purged == nil {
 		return nil

@@ -44,7 +44,7 @@ const (
 // kernel has an old nonce again.
 type Nonce string
 
-// NewNonce returns a nonce that was never used before.
+// NewNonce returns a nonce that was never used before, for each new planting and each stand-in.
 func NewNonce() Nonce {
 	var b [8]byte
 	_, _ = rand.Read(b[:]) // never fails since Go 1.24
@@ -126,8 +126,8 @@ func (m Mark) Trying(next Mark) Mark {
 	return m
 }
 
-// Resolve returns the mark that a read shows to be present. This is the tried mark if its
-// canary, or the stand-in of its drill, is there, and otherwise m.
+// Resolve returns the mark that a read shows to be present, and that the judge looks for. This
+// is the tried mark if its canary, or the stand-in of its drill, is there, and otherwise m.
 func (m Mark) Resolve(chain string, t *rules.Table) Mark {
 	if m.Tried == nil {
 		return m
@@ -147,7 +147,8 @@ func (m Mark) standing(t rules.TableName, chain string, seen iptables.Probed) Ma
 	return m
 }
 
-// isPresent reports whether a probe saw the canary exactly as planted.
+// isPresent reports whether a probe saw the canary exactly as planted. chain is the canary's.
+// If not, the table is flushed, replaced or deleted.
 func (m Mark) isPresent(t rules.TableName, chain string, seen iptables.Probed) bool {
 	h := seen.Holdings[iptables.Place{Table: t, Chain: chain}]
 	return m.Nonce != "" && h.Presence == iptables.Present && h.Rules == 1 &&

@@ -48,9 +48,9 @@ const (
 // side turns it into SYN_SENT2, a SYN with ACK into SYN_RECV.
 const tcpSynSent = 1
 
-// parseEntry reads one message of a dump. ok is false for other protocols than
-// UDP, SCTP and TCP. It is also false for a flow in a zone, because its rules are
-// unknown.
+// parseEntry reads one message of a dump. If it returns false, Sweep leaves the flow alone.
+// That is so for other protocols than UDP, SCTP and TCP, and for a flow in a zone, because its
+// rules are unknown.
 func parseEntry(message []byte) (entry, bool) {
 	if len(message) < nl.SizeofNfgenmsg {
 		return entry{}, false

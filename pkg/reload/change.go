@@ -176,8 +176,9 @@ func (r run) checkRefuses(runs []*familyRun, end func(*familyRun)) bool {
 	return true
 }
 
-// endRefused ends a family whose write the check refused. Tables that an earlier try wrote and
-// proved stay in the result.
+// endRefused ends a family whose write the check refused with this error. Tables that an
+// earlier try wrote and proved stay in the result. Digest 0 has the daemon examine all tables
+// again.
 func (t *familyRun) endRefused(err error) {
 	maps.DeleteFunc(t.result.Tables, func(_ rules.TableName, tr TableResult) bool { return !tr.Proved })
 	outcome := Failed

@@ -102,9 +102,9 @@ func (c *chosenChains) keepStanding(task *tableTask) {
 	})
 }
 
-// standingIn returns the rules that stay in a merged chain, and the indexes of the rules to delete.
-// It deletes rules only in a table that saved rules replaced, or that is restored on request. There
-// it deletes rules that the generation lacks, or has in another order.
+// standingIn returns the rules that stay in a merged chain, and the indexes of the rules to
+// delete. It deletes rules only in a chain that must equal the generation's: rules that the
+// generation lacks, or has in another order. mergeChain plans both.
 func (t *tableTask) standingIn(c rules.Chain) (stay []rules.Rule, stale []int) {
 	standing := t.seen.Table.Rules(c.Name)
 	if !t.mustEqual(c.Name) {

@@ -144,8 +144,8 @@ func composeRotation(task tableTask, nonce canary.Nonce) *tablePlan {
 	return plan.scripted()
 }
 
-// composeWithdrawal plans to remove the marks of a table that needs none any more. As in a
-// rotation, the first step deletes the old canary by its nonce.
+// composeWithdrawal plans to remove the marks of a table that needs none any more, for rotate.
+// As in a rotation, the first step deletes the old canary by its nonce.
 func composeWithdrawal(task tableTask) *tablePlan {
 	plan := task.plan(canary.Mark{})
 	s := &plan.steps

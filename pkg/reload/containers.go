@@ -56,8 +56,9 @@ func removeContainers(task tableTask, gone map[protect.Attachment]bool) *tablePl
 	return plan
 }
 
-// referencedByOthers reports whether a remaining rule references a chain. The kernel would refuse
-// to delete that chain, and the table's whole transaction with it.
+// referencedByOthers reports whether a remaining rule references a chain; leaves reports which
+// rules are removed. The kernel would refuse to delete that chain, and the table's whole
+// transaction with it. So removeContainers keeps it.
 func referencedByOthers(task tableTask, chain string, leaves func(rules.Rule) bool) bool {
 	return slices.ContainsFunc(task.seen.Table.Chains, func(c rules.Chain) bool {
 		return slices.ContainsFunc(c.Rules, func(r rules.Rule) bool { return r.Target == chain && !leaves(r) })

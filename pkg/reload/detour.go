@@ -32,7 +32,7 @@ type detour struct {
 }
 
 // before returns the fates that packets lose, because of marks, if they match a rule. A missing
-// rule matches no packet.
+// rule matches no packet. The rule waits if it may let in packets that these fates kept out.
 func (d *detour) before(l *line) fate {
 	if l.removed || l.gone || l.missing() {
 		return 0

@@ -109,9 +109,9 @@ func OnDemandOf(snapshot iptables.Snapshot) map[rules.TableName]*rules.Table {
 	return tables
 }
 
-// seenOf returns one table of a snapshot in the form that the judge takes. The section has the
-// chains of other owners to which only quarantined rules lead: their owners' changes count
-// meanwhile.
+// seenOf returns one table of a snapshot in the form that the judge takes, for the examination
+// and the proof. The section has the chains of other owners to which only quarantined rules
+// lead: their owners' changes count meanwhile.
 func seenOf(snapshot iptables.Snapshot, table rules.TableName, protection rules.Protection, quarantined []QuarantinedRule) canary.Seen {
 	if err := snapshot.Unreadable[table]; err != nil {
 		return canary.Seen{Err: err}

@@ -148,9 +148,10 @@ func (f *fates) leads(r rules.Rule) bool {
 	return wanted || f.seen.Chain(r.Target) != nil
 }
 
-// marks returns how the marks of packets may differ if a rule is lost. An unknown target may be a
-// chain that marks packets. It does not count as a chain that clears marks of other rules.
-// Otherwise nothing would be masqueraded while a chain of another owner is missing.
+// marks returns how the marks of packets may differ if a rule is lost. Rules that look for
+// these marks may then wait. An unknown target may be a chain that marks packets, but does not
+// count as one that clears marks. Otherwise nothing would be masqueraded while a chain of
+// another owner is missing.
 func (f *fates) marks(r rules.Rule) rules.MarkLoss {
 	loss := r.MarkLoss()
 	switch {

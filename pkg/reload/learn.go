@@ -161,8 +161,9 @@ func sizeBefore(old, seen rules.Section) int {
 	return n
 }
 
-// keepJumps returns seen, with the missing jumps of old that keep selects. Each is placed behind
-// the nearest jump that preceded it in old.
+// keepJumps returns seen, with the missing jumps of old that keep selects. Each is placed
+// behind the nearest jump that preceded it in old. Learn, Recall and Supplement keep lost jumps
+// so.
 func keepJumps(old, seen []rules.Jump, keep func(rules.Jump) bool) []rules.Jump {
 	merged := slices.Clone(seen)
 	for i, h := range old {
@@ -248,7 +249,8 @@ func holds(list, part []rules.Rule) bool {
 	return len(part) == 0
 }
 
-// keepLedTo returns seen's LedTo, with the chains of old's that Learn still keeps.
+// keepLedTo returns seen's LedTo, with the chains of old's that Learn still keeps (kept). A
+// chain that is protected by now is not added.
 func keepLedTo(old, seen rules.Section, kept map[string]bool) []string {
 	var names []string
 	for _, name := range old.LedTo {

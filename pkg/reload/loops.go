@@ -77,8 +77,9 @@ func (t *chainWalk) visit(name string) {
 	t.walk(name)
 }
 
-// walk follows the links of the path's last chain. It returns how long the path is where the walk
-// continues, because a link behind it was found bad.
+// walk follows the links of the chain with that name, the path's last one. It returns the
+// length of the path where the walk continues: shorter than now if an earlier link was found
+// bad.
 func (t *chainWalk) walk(name string) int {
 	here := len(t.path)
 	if level, done := t.level[name]; done && level >= here {

@@ -90,7 +90,8 @@ func countLost(task tableTask) Lost {
 	return lost
 }
 
-// nameSet returns the names of all lists as a set. There may be 16,000 chains for 5,000 services.
+// nameSet returns the names of all lists as a set, for look-ups. There may be 16,000 chains for
+// 5,000 services.
 func nameSet(lists ...[]string) map[string]bool {
 	all := slices.Concat(lists...)
 	set := make(map[string]bool, len(all))

@@ -63,7 +63,7 @@ func (l *layout) merge(wanted []rules.Rule, pick func(i int) (rules.Rule, bool))
 	l.slots = merged
 }
 
-// rules returns the rules of the layout in their order.
+// rules returns the rules of the layout in their order: the chain as the replay will leave it.
 func (l *layout) rules() []rules.Rule {
 	list := make([]rules.Rule, len(l.slots))
 	for i, slot := range l.slots {
@@ -87,9 +87,9 @@ func lacksAny(standing, wanted []rules.Rule, ownerRemoved map[string]bool) bool 
 // returns is the rule that ends a chain for each packet.
 var returns = rules.Rule{Spec: "-j RETURN", Target: "RETURN"}
 
-// lastResorts returns the index of the rules at a chain's end that decide about all other packets.
-// Docker ends a chain with a DROP of all packets that no rule above accepts; others end with
-// RETURN. Missing rules are inserted above these.
+// lastResorts returns the index of the first of the rules at a chain's end that decide about
+// all other packets. Docker ends a chain with a DROP of all packets that no rule above accepts;
+// others end with RETURN. merge inserts missing rules above these.
 func lastResorts(list []rules.Rule) int {
 	n := len(list)
 	for n > 0 && (list[n-1].Target == "DROP" || list[n-1].Target == "REJECT" || list[n-1].Is(returns)) {

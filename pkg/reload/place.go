@@ -91,9 +91,9 @@ func (l *layout) insert(to int, r rules.Rule) {
 	}
 }
 
-// inOrder returns the index nearest to the index to at which the i-th wanted rule keeps the wanted
-// order. Anchors of different times may contradict each other. If the rules in force are in another
-// order, it returns to.
+// inOrder returns the index nearest to the index to at which the i-th wanted rule keeps the
+// wanted order. layoutOf inserts a jump there. Anchors of different times may contradict each
+// other. If the rules in force are in another order, it returns to.
 func (l *layout) inOrder(i, to int) int {
 	first, last := 0, len(l.slots)
 	for j, at := range l.at {

@@ -43,9 +43,9 @@ func needsProxySync(result FamilyResult) bool {
 	})
 }
 
-// nudge makes kube-proxy do a full sync, by deleting its canary from the tables in which a read saw
-// it. Each table is a restore of its own, with mangle last, because kube-proxy looks there. It is
-// not retried.
+// nudge makes kube-proxy do a full sync, by deleting its canary from the tables in which a read
+// saw it. each calls it after a replay. Each table is a restore of its own, with mangle last,
+// because kube-proxy looks there. It is not retried.
 func nudge(ctx context.Context, s iptables.Session, f rules.Family, tables []rules.TableName) error {
 	for _, table := range []rules.TableName{rules.Nat, rules.Filter, rules.Mangle} {
 		if !slices.Contains(tables, table) {

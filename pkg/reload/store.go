@@ -250,7 +250,8 @@ func (s *Store) Forget() error {
 	return removeFile(s.ownersPath(), "the state")
 }
 
-// removeFile removes a file, if it exists. what names its content in the error.
+// removeFile removes a file, if it exists. what names its content in the error. The folder may
+// be on a read-only disk.
 func removeFile(path, what string) error {
 	err := os.Remove(path)
 	if err == nil {
@@ -300,8 +301,9 @@ func (s *Store) Load(id string) (Stored, error) {
 	return stored, err
 }
 
-// loadIf returns the generation with that ID, and its base, if check accepts its identity. If there
-// is none, the error names the generations that can be restored.
+// loadIf returns the generation with that ID, and its base, if check accepts its identity. Load
+// accepts only the store's own identity, LoadHere any of this boot. If there is none, the error
+// names the generations that can be restored.
 func (s *Store) loadIf(id string, check func(Identity) error) (Stored, *base, error) {
 	stored, rests, err := s.load(id, check)
 	if errors.Is(err, ErrNothingStored) && idPattern.MatchString(id) {

@@ -287,9 +287,9 @@ func (b *byteFile) took(g rules.Generation, size int64, added []uint64) {
 	b.saved, b.size = g, size
 }
 
-// missing calls write for each rule that the file does not have, and returns their hashes. It does
-// not search chains that share memory with the last save again: there may be tens of thousands of
-// rules.
+// missing calls write for each rule that the file does not have, and returns their hashes. save
+// and rewrite call it. A rule whose bytes from does not know is left out. It does not search
+// chains that share memory with the last save again: there may be tens of thousands of rules.
 func (b *byteFile) missing(g rules.Generation, from RawSource, write func(record) error) (added []uint64, err error) {
 	met := map[uint64]bool{}
 	var room []byte

@@ -248,8 +248,8 @@ func (p fingerprint) difference(g rules.Generation) difference {
 	return d
 }
 
-// difference returns the pieces that make section of the base's section, of which it has the
-// hashes only. The zero sectionPrint is an empty base: then every piece is new.
+// difference returns the pieces that make section of the base's section. p has only the hashes
+// of the latter. The zero sectionPrint is an empty base: then every piece is new.
 func (p sectionPrint) difference(section rules.Section) sectionDifference {
 	now, scratch := make([]uint64, len(section.Chains)), []uint64{}
 	for i, c := range section.Chains {
@@ -278,8 +278,8 @@ func (p sectionPrint) difference(section rules.Section) sectionDifference {
 	return d
 }
 
-// pieces returns the list now as pieces of the base's list, both given by their hashes. element
-// returns an element that the base lacks.
+// pieces returns the list now as pieces of the base's list from, both given by their hashes.
+// element returns the i-th element of now, which the base lacks. expand is the reverse.
 func pieces[T any](from, now []uint64, element func(i int) T) []piece[T] {
 	places := &places{list: from, taken: make([]bool, len(from))}
 	var list []piece[T]

@@ -80,8 +80,8 @@ func sizeOf(g rules.Generation) int64 {
 	return int64(n)
 }
 
-// load returns the generation with that ID, if check accepts its identity and its content matches
-// its name. It also returns its base, if it has one.
+// load returns the generation with that ID, if check accepts its identity and its content
+// matches its name. It also returns its base; nil if it is complete. loadIf and Show call it.
 func (s *Store) load(id string, check func(Identity) error) (Stored, *base, error) {
 	if !idPattern.MatchString(id) {
 		return Stored{}, nil, fmt.Errorf("%q is not a generation's ID (12 hexadecimal digits): %w", id, ErrNothingStored)

@@ -30,8 +30,8 @@ func (s *Store) prepare() error {
 	return s.unwritable
 }
 
-// tryFolder is prepare without its note in unwritable. It makes the state folder and its folder
-// of generations, writes a probe, and removes files that a killed process left unfinished.
+// tryFolder makes the state folder and its folder of generations, for prepare. It writes a
+// probe, and removes files that a killed process left unfinished. Its error becomes Unwritable.
 func (s *Store) tryFolder() error {
 	for _, folder := range []string{s.dir, s.folder()} {
 		if err := private.Folder(folder); err != nil {

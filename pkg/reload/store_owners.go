@@ -49,8 +49,9 @@ func (s *Store) SaveOwners(o Owners) error {
 	return nil
 }
 
-// LoadOwners returns the last saved Owners. It returns nothing if they were never saved, or are of
-// another boot, network namespace, backend or iptables version. The error names the broken part.
+// LoadOwners returns the last saved Owners, for a start. It returns nothing if they were never
+// saved, or are of another boot, network namespace, backend or iptables version. The error
+// names the broken part.
 func (s *Store) LoadOwners() (Owners, error) {
 	var stored storedOwners
 	err := s.read(s.ownersPath(), &stored)

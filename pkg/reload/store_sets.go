@@ -26,8 +26,8 @@ func (s *Store) SaveSets(sets map[string]iptables.Set) error {
 	return nil
 }
 
-// LoadSets returns the ipsets that were written last; none if there never were any. The error is
-// ErrForeign, or names the broken part.
+// LoadSets returns the ipsets that were written last; none if there never were any. A replay
+// creates lost ones from these. The error is ErrForeign, or names the broken part.
 func (s *Store) LoadSets() (map[string]iptables.Set, error) {
 	var stored storedSets
 	if err := s.read(s.setsPath(), &stored); err != nil {

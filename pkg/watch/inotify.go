@@ -31,9 +31,9 @@ func newInodeWatch() (*inodeWatch, error) {
 	return &inodeWatch{fd: fd, file: os.NewFile(uintptr(fd), "inotify")}, nil
 }
 
-// add watches the inode of path and returns its watch. The same inode always has
-// the same number, which is never 0; add returns 0 with every error. It must not
-// follow close.
+// add watches the inode of path and returns its watch. The same inode always has the same
+// number, so armedLock sees a new lock by it. The number is never 0; add returns 0 with every
+// error. It must not follow close.
 func (i *inodeWatch) add(path string) (int32, error) {
 	watch, err := unix.InotifyAddWatch(i.fd, path, lockMask)
 	if err != nil {

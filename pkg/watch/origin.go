@@ -95,8 +95,8 @@ func placeOf(text string) Origin {
 	return Origin{}
 }
 
-// placeInPath reads a cgroup's path from its root on, up to a container. A
-// container's or unit's own processes name the rest, which therefore proves
+// placeInPath reads a cgroup's path from its root on, up to a container; the zero Origin if it
+// names none. A container's or unit's own processes name the rest, which therefore proves
 // nothing.
 func placeInPath(path string) Origin {
 	var o Origin

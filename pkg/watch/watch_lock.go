@@ -195,7 +195,7 @@ func (a *armedLock) again(ctx context.Context) {
 }
 
 // warn logs the first refusal other than absence, most likely because of
-// fs.inotify.max_user_watches. The poll continues without the watch.
+// fs.inotify.max_user_watches; nil is none. The poll continues without the watch.
 func (a *armedLock) warn(ctx context.Context, err error) {
 	if err == nil || a.warned || errors.Is(err, fs.ErrNotExist) {
 		return
