@@ -124,8 +124,8 @@ func placeInPath(path string) Origin {
 
 func name(text string) string { return printable([]byte(text), maxName) }
 
-// String returns the unit and container in a few words for logs and records, such as
-// "cron.service" or "container 0123456789ab of pod 8d..."; "" if nothing is known.
+// String returns the unit and container in a few words for logs and records; "" if nothing is
+// known. Examples are "cron.service" and "container 0123456789ab of pod 8d...".
 func (o Origin) String() string {
 	c := o.Container
 	var words []string
