@@ -2,10 +2,10 @@ package canary
 
 import "github.com/canaryd/canaryd/pkg/rules"
 
-// Covers reports whether an owner has put its rules back after a loss. Each jump must be
-// present and lead to a chain with rules. Each chain that no rule leads to, such as a hint,
-// must exist again. Covers requires less than Judge, because an owner may write other rules
-// than before.
+// Covers reports whether an owner has put its rules back after a loss, so that the loss is
+// over. Each jump must be present and lead to a chain with rules. Each chain that no rule leads
+// to, such as a hint, must exist again. An owner may write other rules than before, so Covers
+// requires less than Judge.
 func Covers(want rules.Section, t *rules.Table) bool {
 	for _, h := range missingJumps(want, t) {
 		if !Superseded(want, t.Rules(h.Chain), h) {

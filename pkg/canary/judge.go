@@ -79,6 +79,7 @@ func (w Wanted) Needless(seen Seen) bool {
 	return w.OnDemand && seen.Err == nil && w.complete().Bare() && w.Section.Bare() && seen.Section.Bare()
 }
 
+// complete returns the section that shows which chains lead to which; see Wanted.Complete.
 func (w Wanted) complete() rules.Section {
 	if w.Complete != nil {
 		return *w.Complete
@@ -218,7 +219,7 @@ func Judge(want Wanted, seen Seen) Finding {
 	return f
 }
 
-// judgeStanding judges a table whose canary is present, claimed chains included.
+// judgeStanding judges a table with its canary, claimed chains included, for Judge.
 func judgeStanding(want Wanted, seen Seen) Finding {
 	if want.Claimed == nil {
 		return judgeContent(want, seen)
@@ -240,7 +241,7 @@ func judgeStanding(want Wanted, seen Seen) Finding {
 	return f
 }
 
-// judgeCanary returns the verdict that the canary shows: Intact if it is present.
+// judgeCanary returns Intact if the canary is present, or else the loss that it shows.
 func judgeCanary(want Wanted, t *rules.Table) Verdict {
 	if t == nil {
 		return TableDeleted
@@ -258,7 +259,7 @@ func judgeCanary(want Wanted, t *rules.Table) Verdict {
 	}
 }
 
-// judgeContent judges a table whose canary is present, without claimed chains.
+// judgeContent judges a table with its canary, without claimed chains, for judgeStanding.
 func judgeContent(want Wanted, seen Seen) Finding {
 	f := Finding{Verdict: Intact, Witnesses: missingWitnesses(want, seen.Table)}
 	var removed []rules.Jump // perhaps
@@ -315,6 +316,7 @@ func isComment(r rules.Rule, comment string) bool {
 	return ok && c == comment
 }
 
+// missingWitnesses returns the built-in chains whose witness is missing: they were flushed.
 func missingWitnesses(want Wanted, t *rules.Table) []string {
 	var gone []string
 	for _, chain := range want.Mark.Witnessed {

@@ -8,7 +8,8 @@ import (
 
 // This file selects the chains and jumps that are compared with a source's declaration.
 
-// withoutLeftOut returns both sections without chains that are left out: their rules are unknown.
+// withoutLeftOut returns both sections without chains that are left out: their rules are
+// unknown, and must not count as drift.
 func withoutLeftOut(declared, standing rules.Section, t *rules.Table) (rules.Section, rules.Section) {
 	if !t.AnyLeftOut() {
 		return declared, standing
@@ -22,8 +23,8 @@ func withoutLeftOut(declared, standing rules.Section, t *rules.Table) (rules.Sec
 }
 
 // withoutReferenced returns standing without the undeclared chains that rules of other owners
-// lead to. The kernel refuses to delete these chains, and they get no packets from declared
-// chains.
+// lead to, so that they are no drift. The kernel refuses to delete these chains, and they get
+// no packets from declared chains.
 func withoutReferenced(declared rules.Section, standing []rules.Chain, t *rules.Table, claimed func(string) bool) []rules.Chain {
 	extra := map[string][]rules.Rule{}
 	for _, c := range standing {

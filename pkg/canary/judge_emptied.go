@@ -44,7 +44,7 @@ func (f *Finding) judgeEmptied(want Wanted, seen Seen, emptied []rules.Chain) {
 }
 
 // emptiedWhole records a chain that is lost by its owner's habit, and reports whether it is
-// lost. led: rules lead to it.
+// lost. led: rules lead to it. judgeEmptied then takes its rules for references.
 func (f *Finding) emptiedWhole(seen Seen, c rules.Chain, led bool) bool {
 	lost := false
 	switch owners.EmptyingOf(seen.Table.Name, c.Name) {
@@ -64,7 +64,8 @@ func (f *Finding) emptiedWhole(seen Seen, c rules.Chain, led bool) bool {
 // over reports whether the grace of a missing jump, or of an emptied chain, is over.
 func (s Seen) over(h rules.Jump) bool { return s.Quiet || s.Over != nil && s.Over(h) }
 
-// targets returns the chains that rules of the table lead to; nil if the caller needs none.
+// targets returns the chains that rules of the table lead to. judgeEmptied takes some emptied
+// chains for lost only if they are among these. It returns nil unless needed.
 func targets(t *rules.Table, needed bool) map[string]bool {
 	if !needed {
 		return nil
@@ -79,7 +80,8 @@ func targets(t *rules.Table, needed bool) map[string]bool {
 }
 
 // below returns the missing chains that rules of the emptied chains led to, directly or through
-// other missing chains. The other missing chains were removed by their owner.
+// other missing chains. These are lost, too. The other missing chains were removed by their
+// owner.
 func below(s rules.Section, emptied, missing []string) []string {
 	if len(missing) == 0 {
 		return nil

@@ -11,8 +11,9 @@ import (
 // present. If a replay writes a rule that leads to such a chain, it also writes the chain. The
 // rule alone would let in packets that the chain kept out.
 
-// withoutLedTo is lostChains without those chains. It returns them separately by name; true:
-// missing.
+// withoutLedTo is lostChains without the chains of s.LedTo, which are no loss by themselves. It
+// returns these in led: true if the chain is missing, false if it is empty. led is nil if s has
+// no such chain.
 func withoutLedTo(s rules.Section, t *rules.Table) (emptied []rules.Chain, missing []string, led map[string]bool) {
 	emptied, missing = lostChains(s, t)
 	if len(s.LedTo) == 0 {
@@ -37,7 +38,8 @@ func withoutLedTo(s rules.Section, t *rules.Table) (emptied []rules.Chain, missi
 }
 
 // losesWith adds to a loss in a table with its canary the led chains to which a lost rule
-// leads, directly or through other chains. A replay does not change a chain that is not lost.
+// leads, directly or through other chains. s is the wanted section, and led is from
+// withoutLedTo. A replay does not change a chain that is not lost.
 func (f *Finding) losesWith(s rules.Section, t *rules.Table, led map[string]bool) {
 	next := slices.Concat(f.Emptied, f.Missing)
 	for _, name := range next {

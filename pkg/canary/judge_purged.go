@@ -21,7 +21,8 @@ func (w Wanted) jumpPurged(h rules.Jump) bool { return w.purged(h.Chain, h.Into(
 func (w Wanted) chainPurged(chain string) bool { return w.purged(chain, "") }
 
 // judgePurged records the chains that a purge emptied in a table whose canary is present, and
-// removes them from emptied and led. It returns the missing chains that a purge deleted.
+// removes them from emptied and led. judgeContent judges the rest. It returns the missing
+// chains that a purge deleted.
 func (f *Finding) judgePurged(want Wanted, emptied *[]rules.Chain, missing []string, led map[string]bool) (gone []string) {
 	if want.Purged == nil {
 		return nil
@@ -69,7 +70,7 @@ func (f *Finding) rememberPurged(want Wanted, seen Seen) {
 }
 
 // takePurged records the rules that a purge took from protected chains that still hold others,
-// and reports whether there are any.
+// and reports whether there are any. Then judgeContent finds a loss.
 func (f *Finding) takePurged(want Wanted, t *rules.Table) (found bool) {
 	if want.Purged == nil {
 		return false

@@ -9,7 +9,7 @@ import (
 )
 
 // judgeRobbed adds to the finding the rules and chains of robbed containers that a table with
-// its canary lacks. It reports whether there are any.
+// its canary lacks. It reports whether there are any: then the table has a loss.
 func (f *Finding) judgeRobbed(want Wanted, seen Seen) bool {
 	if len(want.Robbed) == 0 {
 		return false

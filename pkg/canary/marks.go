@@ -44,7 +44,7 @@ const (
 // kernel has an old nonce again.
 type Nonce string
 
-// NewNonce returns a nonce that was never used before.
+// NewNonce returns a nonce that was never used before, for each new planting and each stand-in.
 func NewNonce() Nonce {
 	var b [8]byte
 	_, _ = rand.Read(b[:]) // never fails since Go 1.24
@@ -86,7 +86,8 @@ func IsWitness(r rules.Rule) bool {
 	return ok && strings.HasPrefix(c, witnessPrefix)
 }
 
-// markComment returns the comment of a canary's rule or a witness.
+// markComment returns the comment of a canary's rule or a witness, with any nonce; false for
+// another rule.
 func markComment(r rules.Rule) (string, bool) {
 	if r.Target != "" || !r.Mentions("canaryd-") {
 		return "", false
@@ -117,15 +118,16 @@ type Mark struct {
 	Drill Nonce `json:"drill,omitempty"`
 }
 
-// Trying returns m with the record that next may have been planted.
+// Trying returns m with the record that next may have been planted. canaryd saves it before a
+// write. If canaryd is killed then, Resolve still recognises its own write.
 func (m Mark) Trying(next Mark) Mark {
 	next.Tried = nil
 	m.Tried = &next
 	return m
 }
 
-// Resolve returns the mark that a read shows to be present. This is the tried mark if its
-// canary, or the stand-in of its drill, is there, and otherwise m.
+// Resolve returns the mark that a read shows to be present, and that the judge looks for. This
+// is the tried mark if its canary, or the stand-in of its drill, is there, and otherwise m.
 func (m Mark) Resolve(chain string, t *rules.Table) Mark {
 	if m.Tried == nil {
 		return m
@@ -136,7 +138,8 @@ func (m Mark) Resolve(chain string, t *rules.Table) Mark {
 	return m
 }
 
-// standing is Resolve for a probe.
+// standing is Resolve for a probe: the tried mark if the probe saw its canary, and otherwise m.
+// chain is the canary's.
 func (m Mark) standing(t rules.TableName, chain string, seen iptables.Probed) Mark {
 	if m.Tried != nil && m.Tried.Drill == "" && m.Tried.isPresent(t, chain, seen) {
 		return *m.Tried
@@ -144,7 +147,8 @@ func (m Mark) standing(t rules.TableName, chain string, seen iptables.Probed) Ma
 	return m
 }
 
-// isPresent reports whether a probe saw the canary exactly as planted.
+// isPresent reports whether a probe saw the canary exactly as planted. chain is the canary's.
+// If not, the table is flushed, replaced or deleted.
 func (m Mark) isPresent(t rules.TableName, chain string, seen iptables.Probed) bool {
 	h := seen.Holdings[iptables.Place{Table: t, Chain: chain}]
 	return m.Nonce != "" && h.Presence == iptables.Present && h.Rules == 1 &&
@@ -159,7 +163,7 @@ func (m Marks) With(id rules.TableID, mark Mark) Marks {
 	return tableid.With(m, id, mark)
 }
 
-// Without returns m without the mark of a table.
+// Without returns m without the mark of a table, which then needs none.
 func (m Marks) Without(id rules.TableID) Marks {
 	if _, there := m[id]; !there {
 		return m
@@ -175,7 +179,8 @@ func (m Marks) MarshalJSON() ([]byte, error) { return tableid.Marshal(m) }
 // UnmarshalJSON reads the output of MarshalJSON.
 func (m *Marks) UnmarshalJSON(data []byte) error { return tableid.Unmarshal(data, m) }
 
-// Only returns the marks of these tables of one family.
+// Only returns the marks of these tables of one family, for a probe of some tables. A table
+// that never got a mark is left out.
 func (m Marks) Only(f rules.Family, tables []rules.TableName) Marks {
 	some := Marks{}
 	for _, t := range tables {
@@ -186,7 +191,9 @@ func (m Marks) Only(f rules.Family, tables []rules.TableName) Marks {
 	return some
 }
 
-// Places returns the places to probe in one family.
+// Places returns the places to probe in one family: the canary, whose chain's name is chain,
+// and each chain with a witness. Tried witnesses are included. No place means that no table has
+// marks.
 func (m Marks) Places(f rules.Family, chain string) []iptables.Place {
 	var places []iptables.Place
 	for _, t := range protect.Tables() {
@@ -217,7 +224,7 @@ func (m Marks) CanaryPresent(f rules.Family, t rules.TableName, chain string, se
 }
 
 // Standing reports whether a probe saw every mark of the family exactly as it was planted.
-// Present marks do not prove that nothing changed; see Judge.
+// chain is the canary's. Present marks do not prove that nothing changed; see Judge.
 func (m Marks) Standing(f rules.Family, chain string, seen iptables.Probed) bool {
 	for _, v := range m.Verdicts(f, chain, seen) {
 		if v != Intact {
@@ -228,8 +235,9 @@ func (m Marks) Standing(f rules.Family, chain string, seen iptables.Probed) bool
 }
 
 // Verdicts returns a verdict on each table of the family by a probe alone: the state of its
-// marks. Intact means only that the marks are present. Tried marks count like planted ones,
-// because a write of canaryd that ended before its proof is not a flush.
+// marks. The daemon opens a loss for a verdict that is one. Intact means only that the marks
+// are present. Tried marks count like planted ones, because a write of canaryd that ended
+// before its proof is not a flush.
 func (m Marks) Verdicts(f rules.Family, chain string, seen iptables.Probed) map[rules.TableName]Verdict {
 	verdicts := map[rules.TableName]Verdict{}
 	for _, t := range protect.Tables() {

@@ -19,7 +19,7 @@ import "github.com/canaryd/canaryd/pkg/rules"
 // soon as it sees that a file replaced it (internal/daemon/savedfile.go).
 
 // remember adds the evidence of earlier Findings of the loss to the Finding of a table without
-// its mark.
+// its mark. Judge calls it: one read cannot show which chains were missing before.
 func (f *Finding) remember(want Wanted, seen Seen) {
 	f.Restored = seen.Before.Restored
 	if f.Verdict == Replaced {
@@ -47,6 +47,7 @@ func lacked(v Verdict, restored string, missing []string, before Finding) []stri
 	return list
 }
 
+// divide splits names into the names that are listed, and the others, in their order.
 func divide(names, listed []string) (in, out []string) {
 	is := make(map[string]bool, len(listed))
 	for _, name := range listed {
@@ -63,7 +64,7 @@ func divide(names, listed []string) (in, out []string) {
 }
 
 // split divides the missing chains, in a table whose chains a flush left, into lost chains and
-// chains that their owner has removed.
+// chains that their owner has removed. remember calls it. A replay writes only the lost ones.
 func (f *Finding) split(want rules.Section) {
 	_, released := divide(f.Missing, f.Lacked)
 	// Without a chain that protected rules lead to, these rules would let in packets that it
@@ -78,7 +79,7 @@ func (f *Finding) split(want rules.Section) {
 }
 
 // brought returns the protected chains that are not wanted and that saved rules brought back,
-// as long as they are empty. A flush leaves them behind.
+// as long as they are empty. A flush leaves them behind. A replay deletes them.
 func brought(v Verdict, want rules.Section, seen Seen) []string {
 	var list []string
 	if v != Replaced {

@@ -40,6 +40,8 @@ const (
 
 var errInterrupted = errors.New("conntrack's table was resized during the dump")
 
+// dial opens a socket to conntrack for one sweep. A message may take as long as patience, or
+// less if ctx ends before.
 func dial(ctx context.Context) (*conn, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
 	if err != nil {
@@ -63,7 +65,8 @@ func dial(ctx context.Context) (*conn, error) {
 func (c *conn) Close() { _ = unix.Close(c.fd) }
 
 // ask sends a request and calls take with each message of the answer. A message is valid until
-// take returns.
+// take returns. kind is msgGet or msgDelete, and flags are netlink's. The error is the
+// kernel's, or errInterrupted if a dump may lack flows.
 func (c *conn) ask(ctx context.Context, f rules.Family, kind, flags int, attributes []byte, take func(message []byte)) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -109,8 +112,8 @@ func (c *conn) ask(ctx context.Context, f rules.Family, kind, flags int, attribu
 	}
 }
 
-// messages yields the netlink messages in a datagram. It stops at a message that
-// is longer than the rest.
+// messages yields the netlink messages in a datagram, header and body, for ask. It stops at a
+// message that is longer than the rest.
 func messages(data []byte) iter.Seq2[unix.NlMsghdr, []byte] {
 	return func(yield func(unix.NlMsghdr, []byte) bool) {
 		for len(data) >= unix.SizeofNlMsghdr {
@@ -124,6 +127,8 @@ func messages(data []byte) iter.Seq2[unix.NlMsghdr, []byte] {
 	}
 }
 
+// send sends one request, with flags and attributes of netlink. ask receives the answer with
+// the same sequence number.
 func (c *conn) send(f rules.Family, kind, flags int, attributes []byte) error {
 	family := byte(unix.AF_INET)
 	if f == rules.IPv6 {
@@ -142,7 +147,8 @@ func (c *conn) send(f rules.Family, kind, flags int, attributes []byte) error {
 	return unix.Sendto(c.fd, request, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
 }
 
-// refusal returns the error that the kernel reports at the end of an answer.
+// refusal returns the error that the kernel reports at the end of an answer; nil if it reports
+// success.
 func refusal(body []byte) error {
 	if len(body) < 4 {
 		return nil

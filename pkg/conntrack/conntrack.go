@@ -130,7 +130,8 @@ func (s *sweep) run(plain bool) error {
 	return err
 }
 
-// pass reads flows and ends the stuck ones.
+// pass reads flows that pass the filter, and ends the stuck ones. run calls it once or twice
+// for a sweep.
 func (s *sweep) pass(want filter) error {
 	var errs []error
 	if err := s.dump(want); err != nil {
@@ -153,8 +154,8 @@ func (s *sweep) pass(want filter) error {
 // without one. If there are more, the kernel did not filter.
 const fewAnswered = 100
 
-// dump reads the flows that pass the filter, and on some kernels others. It keeps
-// the stuck flows.
+// dump reads the flows that pass the filter, and on some kernels others. It keeps the stuck
+// flows in s.stuck, for pass to end. s.left counts those above maxDeleted.
 func (s *sweep) dump(want filter) error {
 	return s.conn.ask(s.ctx, s.family, msgGet, unix.NLM_F_DUMP, want.encode(), func(message []byte) {
 		e, ok := parseEntry(message)
@@ -173,7 +174,8 @@ func (s *sweep) dump(want filter) error {
 	})
 }
 
-// isStuck reports whether a flow is to be ended.
+// isStuck reports whether a flow is to be ended: nat would treat it otherwise now, and it is no
+// connection. dump keeps such a flow.
 func (s *sweep) isStuck(e *entry) bool {
 	switch {
 	case !e.translated && e.flow.Protocol == rules.UDP:
@@ -187,7 +189,8 @@ func (s *sweep) isStuck(e *entry) bool {
 	}
 }
 
-// end ends a flow, if it still exists and has not changed.
+// end ends a flow, if it still exists and has not changed. Only a UDP flow without a
+// translation needs no check: an answer would not save it.
 func (s *sweep) end(e entry) error {
 	if e.translated || e.flow.Protocol != rules.UDP {
 		still, err := s.isUnchanged(e)
@@ -208,7 +211,8 @@ func (s *sweep) end(e entry) error {
 	return err
 }
 
-// isUnchanged reports whether a flow still has no answer.
+// isUnchanged reports whether a flow still has no answer. An answer since the dump made it a
+// connection, and a flow that is gone is not unchanged.
 func (s *sweep) isUnchanged(e entry) (bool, error) {
 	still := false
 	err := s.conn.ask(s.ctx, s.family, msgGet, 0, e.attributes, func(message []byte) {

@@ -48,9 +48,9 @@ const (
 // side turns it into SYN_SENT2, a SYN with ACK into SYN_RECV.
 const tcpSynSent = 1
 
-// parseEntry reads one message of a dump. ok is false for other protocols than
-// UDP, SCTP and TCP. It is also false for a flow in a zone, because its rules are
-// unknown.
+// parseEntry reads one message of a dump. If it returns false, Sweep leaves the flow alone.
+// That is so for other protocols than UDP, SCTP and TCP, and for a flow in a zone, because its
+// rules are unknown.
 func parseEntry(message []byte) (entry, bool) {
 	if len(message) < nl.SizeofNfgenmsg {
 		return entry{}, false
@@ -94,13 +94,15 @@ func parseEntry(message []byte) (entry, bool) {
 	return e, haveOrig && haveReply && !zoned && swept
 }
 
+// readStatus notes the flow's status bits (IPS_SEEN_REPLY and others) for parseEntry.
 func (e *entry) readStatus(status uint32) {
 	e.translated = status&statusDstNAT != 0
 	e.masqueraded = status&statusSrcNAT != 0
 	e.seenReply = status&(statusSeenReply|statusAssured) != 0
 }
 
-// startOf returns the time at which a flow began.
+// startOf returns the time at which a flow began; zero if the kernel did not record it. isStuck
+// compares it with since.
 func startOf(timestamp []byte) time.Time {
 	ns, err := nft.AttrUint64(nft.AttrPath(timestamp, nl.CTA_TIMESTAMP_START))
 	if err != nil || ns == 0 {
@@ -109,6 +111,8 @@ func startOf(timestamp []byte) time.Time {
 	return time.Unix(0, int64(ns))
 }
 
+// parseTuple returns the flow in a tuple of addresses and ports; false if a part is missing, as
+// for a protocol without ports.
 func parseTuple(tuple []byte) (rules.Flow, bool) {
 	var from, to netip.Addr
 	_ = nft.EachAttr(nft.AttrPath(tuple, nl.CTA_TUPLE_IP), func(kind uint16, value []byte) error {
@@ -144,7 +148,8 @@ type filter struct {
 // net/netfilter/nf_internals.h).
 const byProtocol = 1 << 3
 
-// encode returns the filter as attributes. A kernel ignores unknown ones.
+// encode returns the filter as attributes of a dump's request. A kernel ignores unknown ones,
+// and then returns other flows, too.
 func (f filter) encode() []byte {
 	var b []byte
 	if f.mask != 0 {

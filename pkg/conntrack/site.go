@@ -17,6 +17,8 @@ type Site struct {
 }
 
 // Look returns the present Site of the network namespace of the process.
+// rules.Generation.Translations needs it for rules that match the node's own addresses or an
+// interface.
 func (Kernel) Look() (rules.Site, error) {
 	site := Site{map[netip.Addr]bool{}, map[string][]netip.Prefix{}}
 	interfaces, err := net.Interfaces()
@@ -49,8 +51,8 @@ func (Kernel) Look() (rules.Site, error) {
 // Local reports whether an address is the node's own, as all of 127.0.0.0/8 is.
 func (s Site) Local(a netip.Addr) bool { return a.IsLoopback() || s.local[a] }
 
-// Beyond reports whether the interface has an address in the network of a. An
-// interface that does not exist may lead anywhere.
+// Beyond reports whether the interface has an address in the network of a. If not, a flow from
+// a did not come in by it. An interface that does not exist may lead anywhere.
 func (s Site) Beyond(iface string, a netip.Addr) bool {
 	networks, known := s.networks[iface]
 	for _, n := range networks {

@@ -58,10 +58,10 @@ func (r run) leaveBytes(t *familyRun) bool {
 	return true
 }
 
-// bisectSilent finds the bad rules of a restore that succeeded and wrote something else, as the
-// proof showed. If iptables-restore made another rule of a text, the read shows that rule. If it
-// wrote nothing, the plan is bisected. iptables-restore may read a word of a rule as an option of
-// its own, such as -h, and then exits with 0.
+// bisectSilent reports whether to write again without the bad rules of a restore that succeeded
+// and wrote something else. If the proof shows another rule of a text, that rule is bad. If
+// nothing was written, the plan is bisected. iptables-restore may read a word of a rule as an
+// option of its own, such as -h, and then exits with 0.
 func (r run) bisectSilent(ctx context.Context, t *familyRun) bool {
 	if r.job.Strict || !r.action.writesRules || t.answer.Err != nil || t.result.otherWrote || t.result.Err == nil {
 		return false
@@ -76,8 +76,9 @@ func (r run) bisectSilent(ctx context.Context, t *familyRun) bool {
 	return len(unproved) > 0 && t.refused == nil && r.tryRules(ctx, t, unproved, true)
 }
 
-// tryRules tries the rules of plans one table after another, and reports whether one is bad. With
-// readsBack, a rule is also bad if the restore took it, but a read does not show it.
+// tryRules tries the rules of plans one table after another, and reports whether one is bad. It
+// keeps them in t.refused, for the next plan. With readsBack, a rule is also bad if the restore
+// took it, but a read does not show it.
 func (r run) tryRules(ctx context.Context, t *familyRun, plans []tablePlan, readsBack bool) bool {
 	t.refused = map[rules.TableName]reasons{}
 	found := false
@@ -148,7 +149,8 @@ func newTrial(s iptables.Session, f rules.Family, plan tablePlan) trial {
 	return trial{session: s, family: f, plan: plan, began: time.Now(), bad: reasons{}, errs: map[rules.Key]error{}}
 }
 
-// run tries all rules of the plan. An error means that the trial chain itself could not be written.
+// run tries all rules of the plan, or only the rule in t.only, and leaves the bad ones in
+// t.bad. An error means that the trial chain itself could not be written.
 func (t *trial) run(ctx context.Context) error {
 	var all []rules.Rule
 	t.newChains = map[string]bool{}
@@ -195,6 +197,8 @@ func (t *trial) run(ctx context.Context) error {
 	return nil
 }
 
+// removeChains deletes the trial's chains at the end of run. It ignores an error: Remove
+// deletes chains that a trial left.
 func (t *trial) removeChains(ctx context.Context) {
 	// A declaration empties the chains, and only an empty chain can be deleted.
 	script := iptables.Script{Table: t.plan.table, Declare: trialChains()}
@@ -233,8 +237,9 @@ func (t *trial) findBad(ctx context.Context, list []rules.Rule) {
 	}
 }
 
-// write writes rules to the trial chain. It leaves the chains of the plan alone, because their
-// owner may be writing them.
+// write writes rules to the trial chain. An error says why one of them is bad. It leaves the
+// chains of the plan alone, because their owner may be writing them. run first passes nil, to
+// see whether the chain can be written.
 func (t *trial) write(ctx context.Context, list []rules.Rule) error {
 	t.tried++
 	if t.readsBack { // remove the rules of the last trial, or they pass for this trial's rules

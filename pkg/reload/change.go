@@ -55,7 +55,8 @@ func (p Part) and(next Part) Part {
 	return Part{slices.Concat(p.Chains, next.Chains), slices.Concat(p.Rules, next.Rules)}
 }
 
-// Digest identifies the content of the part; it is "" for the empty part.
+// Digest identifies the content of the part; it is "" for the empty part. A preview shows it to
+// the operator, whose Agreement names it.
 func (p Part) Digest() string {
 	if p.Empty() {
 		return ""
@@ -83,7 +84,7 @@ func (a Agreement) MarshalJSON() ([]byte, error) { return tableid.Marshal(a) }
 func (a *Agreement) UnmarshalJSON(data []byte) error { return tableid.Unmarshal(data, a) }
 
 // Check returns ErrNotAgreed with the first table from which the changes remove chains or rules
-// without the operator's agreement.
+// without the operator's agreement. A restore on request passes it as Job.Check.
 func (a Agreement) Check(c Changes) error {
 	for _, f := range rules.Families() {
 		for _, t := range protect.Tables() {
@@ -113,7 +114,8 @@ func (r Replayer) PreviewForce(ctx context.Context, job Job) (Preview, error) {
 	return r.preview(ctx, job, action{plan: force, writesRules: true, allTables: true, retriesRefused: true})
 }
 
-// preview plans a job under guard and ends the session without a write.
+// preview plans a job under guard and ends the session without a write, for PreviewHeal and
+// PreviewForce. An error means that the session failed; unreadable tables are in Unread.
 func (r Replayer) preview(ctx context.Context, job Job, do action) (Preview, error) {
 	s, err := r.Kernel.Begin(ctx)
 	if err != nil {
@@ -141,6 +143,7 @@ func (r Replayer) preview(ctx context.Context, job Job, do action) (Preview, err
 }
 
 // add adds the changes of a family's plans, and records them in the plans for the result.
+// preview and checkRefuses call it.
 func (c Changes) add(t *familyRun) {
 	for i := range t.plans {
 		p := &t.plans[i]
@@ -151,9 +154,9 @@ func (c Changes) add(t *familyRun) {
 	}
 }
 
-// checkRefuses calls Job.Check for the next write, and ends all families if the check refuses it.
-// Each try calls it again: another process may have written since the last try, and the plan's
-// changes may differ.
+// checkRefuses calls Job.Check for the next write. If the check refuses it, all families end,
+// and families returns. Each try calls it again: another process may have written since the
+// last try, and the plan's changes may differ.
 func (r run) checkRefuses(runs []*familyRun, end func(*familyRun)) bool {
 	if r.job.Check == nil || len(runs) == 0 {
 		return false
@@ -173,8 +176,9 @@ func (r run) checkRefuses(runs []*familyRun, end func(*familyRun)) bool {
 	return true
 }
 
-// endRefused ends a family whose write the check refused. Tables that an earlier try wrote and
-// proved stay in the result.
+// endRefused ends a family whose write the check refused with this error. Tables that an
+// earlier try wrote and proved stay in the result. Digest 0 has the daemon examine all tables
+// again.
 func (t *familyRun) endRefused(err error) {
 	maps.DeleteFunc(t.result.Tables, func(_ rules.TableName, tr TableResult) bool { return !tr.Proved })
 	outcome := Failed
@@ -189,6 +193,7 @@ func (t *familyRun) endRefused(err error) {
 func (r run) mayWriteUnguarded() bool { return r.action.mayWriteUnguarded && r.job.Check == nil }
 
 // maxReads is how often a family is read when other processes write between read and write.
+// After that it is written without a guard, or its replay fails.
 func (r run) maxReads() int {
 	if r.job.Check != nil {
 		return checkedTries
@@ -196,7 +201,8 @@ func (r run) maxReads() int {
 	return staleReads
 }
 
-// changes returns the protected rules that the plan adds, removes and reorders.
+// changes returns the protected rules that the plan adds, removes and reorders. A preview shows
+// them, and Job.Check decides about them.
 func (p *tablePlan) changes() Change {
 	var c Change
 	for _, chain := range slices.Concat(p.wrote, p.merged) {
@@ -235,7 +241,7 @@ func appendRules(list []rules.Jump, chain string, add []rules.Rule) []rules.Jump
 	return list
 }
 
-// jumpRulesIn returns the rules of the jumps in one chain.
+// jumpRulesIn returns the rules of the jumps in one chain, in the order of the list.
 func jumpRulesIn(list []rules.Jump, chain string) []rules.Rule {
 	var of []rules.Rule
 	for _, h := range list {

@@ -23,7 +23,8 @@ type chosenChains struct {
 	lines        map[string][]*line // by chain; nil as long as nothing is missing
 }
 
-// chooseChains chooses which chains of the generation are written, merged or skipped.
+// chooseChains chooses for composeReplay which chains of the generation are written, merged or
+// skipped. It notes in plan.skipped the chains that their owner wrote after the flush.
 func chooseChains(task tableTask, plan *tablePlan) *chosenChains {
 	chosen := &chosenChains{ownerRemoved: make(map[string]bool, len(task.finding.Released))}
 	var lost map[string]bool
@@ -101,9 +102,9 @@ func (c *chosenChains) keepStanding(task *tableTask) {
 	})
 }
 
-// standingIn returns the rules that stay in a merged chain, and the indexes of the rules to delete.
-// It deletes rules only in a table that saved rules replaced, or that is restored on request. There
-// it deletes rules that the generation lacks, or has in another order.
+// standingIn returns the rules that stay in a merged chain, and the indexes of the rules to
+// delete. It deletes rules only in a chain that must equal the generation's: rules that the
+// generation lacks, or has in another order. mergeChain plans both.
 func (t *tableTask) standingIn(c rules.Chain) (stay []rules.Rule, stale []int) {
 	standing := t.seen.Table.Rules(c.Name)
 	if !t.mustEqual(c.Name) {
@@ -120,7 +121,8 @@ func (t *tableTask) standingIn(c rules.Chain) (stay []rules.Rule, stale []int) {
 	return stay, stale
 }
 
-// longestInOrder returns the longest rising sequence among the numbers of a list; it ignores -1.
+// longestInOrder returns the longest rising sequence among the numbers of a list; it ignores
+// -1. standingIn keeps these rules in force, and deletes the others.
 func longestInOrder(list []int) map[int]bool {
 	var ends []int                   // the index in list of the last number of the best run of each length
 	before := make([]int, len(list)) // the index of the number before it in its run
@@ -143,8 +145,8 @@ func longestInOrder(list []int) map[int]bool {
 	return longest
 }
 
-// linesOf returns the lines of a chain of the generation. Lines whose rules are in standing are in
-// force.
+// linesOf returns the lines of a chain of the generation. Lines whose rules are in standing are
+// in force. ownerRemoved has chains to which no rule is written; it may be nil.
 func (t *tableTask) linesOf(c rules.Chain, standing []rules.Rule, ownerRemoved map[string]bool) []*line {
 	at := newLayout(standing, c.Rules).at
 	all := make([]line, len(c.Rules))
@@ -160,7 +162,8 @@ func (t *tableTask) linesOf(c rules.Chain, standing []rules.Rule, ownerRemoved m
 	return lines
 }
 
-// readLines reads the lines of all chains of the table, including the chains that stay as they are.
+// readLines reads the lines of all chains of the table, including the chains that stay as they
+// are. findGaps searches them, and planChains writes them.
 func (c *chosenChains) readLines(task *tableTask) {
 	c.lines = map[string][]*line{}
 	for _, chain := range c.write {
@@ -197,8 +200,8 @@ func (c *chosenChains) readLines(task *tableTask) {
 	}
 }
 
-// anyUnwritable reports whether a rule of the chains to write cannot be written as it is. It runs
-// for each of 16,000 chains, so it creates no closure.
+// anyUnwritable reports whether a rule of the chains to write cannot be written as it is. Then
+// composeReplay searches for gaps. It runs for each of 16,000 chains, so it creates no closure.
 func (c *chosenChains) anyUnwritable(task *tableTask) bool {
 	for _, list := range [][]rules.Chain{c.write, c.merge} {
 		for _, chain := range list {
@@ -220,7 +223,8 @@ type chosenJumps struct {
 	all    []*line // lines, and the other rules of the chain, in their order
 }
 
-// chooseJumps chooses which jumps are put back in each built-in chain.
+// chooseJumps chooses for composeReplay which jumps are put back in each built-in chain. A jump
+// to a missing chain that the plan does not write is left out.
 func chooseJumps(task tableTask, chains *chosenChains) map[string]*chosenJumps {
 	written := func(name string) bool {
 		return slices.ContainsFunc(chains.write, func(c rules.Chain) bool { return c.Name == name })
@@ -262,7 +266,8 @@ func chooseJumps(task tableTask, chains *chosenChains) map[string]*chosenJumps {
 	return chosen
 }
 
-// order puts the jumps among the other rules of their chain, each at its place after the replay.
+// order puts the jumps among the other rules of their chain, each at its place after the
+// replay. findGaps needs that order: a rule waits only behind a gap.
 func (c *chosenJumps) order(standing []rules.Rule, chain string) {
 	layout := layoutOf(standing, c.wanted, chain)
 	c.all = make([]*line, len(layout.slots))
@@ -274,7 +279,8 @@ func (c *chosenJumps) order(standing []rules.Rule, chain string) {
 	}
 }
 
-// lacksRules reports whether the plan ought to write a rule and cannot.
+// lacksRules reports whether the plan ought to write a rule and cannot. If so, composeReplay
+// searches for gaps, and makes rules behind them wait.
 func (t *tableTask) lacksRules(chains *chosenChains, jumps map[string]*chosenJumps) bool {
 	if len(t.quarantined) > 0 || chains.anyUnwritable(t) {
 		return true

@@ -123,7 +123,8 @@ func composeReplay(task tableTask, nonce canary.Nonce) *tablePlan {
 	return plan.scripted()
 }
 
-// composePlant plans new marks for a table, and nothing else.
+// composePlant plans new marks with this nonce for a table, and nothing else. plant calls it,
+// and heal if only a drill took the canary.
 func composePlant(task tableTask, nonce canary.Nonce) *tablePlan {
 	plan := task.plan(canary.Mark{})
 	planMarks(task, plan, nonce)
@@ -143,8 +144,8 @@ func composeRotation(task tableTask, nonce canary.Nonce) *tablePlan {
 	return plan.scripted()
 }
 
-// composeWithdrawal plans to remove the marks of a table that needs none any more. As in a
-// rotation, the first step deletes the old canary by its nonce.
+// composeWithdrawal plans to remove the marks of a table that needs none any more, for rotate.
+// As in a rotation, the first step deletes the old canary by its nonce.
 func composeWithdrawal(task tableTask) *tablePlan {
 	plan := task.plan(canary.Mark{})
 	s := &plan.steps
@@ -159,7 +160,8 @@ func composeWithdrawal(task tableTask) *tablePlan {
 }
 
 // composeRemoval plans to remove canaryd's marks from a table and, with everything, also the
-// protected chains and the jumps into them.
+// protected chains and the jumps into them. Remove calls it, and plant for marks that canaryd
+// no longer knows.
 func composeRemoval(task tableTask, everything bool) *tablePlan {
 	plan := task.plan(canary.Mark{})
 	s := &plan.steps
@@ -183,8 +185,8 @@ func composeRemoval(task tableTask, everything bool) *tablePlan {
 	return plan.scripted()
 }
 
-// deleteOpaque returns the steps that delete opaque jumps by index. They are first in the script,
-// and the last index is deleted first, so that the indexes stay true.
+// deleteOpaque returns the steps by which composeRemoval deletes opaque jumps: by index. They
+// are first in the script, and the last index is deleted first, so that the indexes stay true.
 func deleteOpaque(seen canary.Seen) []iptables.Step {
 	var steps []iptables.Step
 	for _, chain := range seen.Section.JumpChains(seen.Table.Name) {
@@ -209,7 +211,8 @@ func deleteRule(chain string, r rules.Rule) iptables.Step {
 	return iptables.Step{Verb: iptables.Delete, Chain: chain, Rule: r}
 }
 
-// planChains plans to write and to merge the chosen chains.
+// planChains plans to write and to merge the chains that composeReplay chose. A lost chain that
+// --max-rules left out is quarantined instead.
 func planChains(task tableTask, chosen *chosenChains, plan *tablePlan) {
 	for _, c := range chosen.leftOut {
 		_, _, held := task.admit(c.Name, c.Rules[0])
@@ -230,8 +233,9 @@ func planChains(task tableTask, chosen *chosenChains, plan *tablePlan) {
 	}
 }
 
-// writeChain plans to write a chain. It leaves out quarantined rules, and rules that lead to a
-// chain that its owner removed.
+// writeChain plans to write a chain with its lines, for planChains. It leaves out quarantined
+// rules, and rules that lead to a chain that its owner removed. A chain to readmit stays as it
+// is if it would gain no rule.
 func writeChain(task tableTask, c rules.Chain, lines []*line, plan *tablePlan) {
 	written := rules.Chain{Name: c.Name, Rules: make([]rules.Rule, 0, len(lines))}
 	for _, l := range lines {
@@ -248,7 +252,7 @@ func writeChain(task tableTask, c rules.Chain, lines []*line, plan *tablePlan) {
 	plan.short = append(plan.short, written)
 }
 
-// hold quarantines lines, and notes the rules that are written without a match.
+// hold quarantines lines, and notes the rules that are written without a match, for reports.
 func (p *tablePlan) hold(lines []*line) {
 	for _, l := range lines {
 		if l.held != nil {
@@ -260,6 +264,7 @@ func (p *tablePlan) hold(lines []*line) {
 }
 
 // proveAsWritten makes the proof expect chains that lack rules as the plan writes them.
+// Otherwise no replay with a quarantined rule could be proved.
 func (p *tablePlan) proveAsWritten() {
 	if len(p.short) == 0 {
 		return
@@ -325,8 +330,8 @@ func extraJump(task tableTask, i int) bool {
 	return rules.Copies(task.seen.Section.Jumps, h) > rules.Copies(task.want.Section.Jumps, h)
 }
 
-// dropChains plans to empty and delete chains. It keeps each chain to which a jump or another
-// remaining rule leads, and all chains that can be reached from there.
+// dropChains plans to empty and delete the chains in stale. It keeps each chain in jumpedTo, or
+// to which another remaining rule leads, and all chains that can be reached from there.
 func dropChains(task tableTask, stale []string, jumpedTo map[string]bool, plan *tablePlan) {
 	if len(stale) == 0 || leftOutStays(task.seen.Table, func(name string) bool { return !slices.Contains(stale, name) }) {
 		return
@@ -391,7 +396,8 @@ func referencedTargets(task tableTask, stale []string) map[string]bool {
 	return referenced
 }
 
-// planJumps plans to put back the chosen jumps, each at its anchor.
+// planJumps plans to put back the chosen jumps by built-in chain, each at its anchor. A jump
+// that cannot be written is quarantined.
 func planJumps(task tableTask, chosen map[string]*chosenJumps, plan *tablePlan) {
 	for _, chain := range task.want.Section.JumpChains(task.table) {
 		jumps := chosen[chain]
@@ -420,7 +426,8 @@ func stands(t *rules.Table, h rules.Jump) bool {
 	return slices.ContainsFunc(t.Rules(h.Chain), h.Rule.Equal)
 }
 
-// standingRules returns the rules of a built-in chain as they are after the section's deletions.
+// standingRules returns the rules of a built-in chain as they are after the section's
+// deletions. A replay puts jumps back among them.
 func standingRules(task tableTask, chain string) []rules.Rule {
 	extra := map[rules.Key]int{}
 	for i, h := range task.seen.Section.Jumps {

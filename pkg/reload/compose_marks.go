@@ -6,7 +6,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// planMarks replaces the canary and all witnesses by new ones with this nonce.
+// planMarks replaces the canary and all witnesses by new ones with this nonce. The proof then
+// expects these. Witnesses are in the chains that have jumps in task.want.
 func planMarks(task tableTask, plan *tablePlan, nonce canary.Nonce) {
 	s := &plan.steps
 	removeWitnesses(task.seen.Table, s)
@@ -22,7 +23,8 @@ func planMarks(task tableTask, plan *tablePlan, nonce canary.Nonce) {
 	s.mark = append(s.mark, appendRule(task.want.CanaryChain, nonce.Rule()))
 }
 
-// removeWitnesses deletes all witnesses from the built-in chains of a table.
+// removeWitnesses deletes all witnesses of any nonce from the built-in chains of a table; nil:
+// there is no table.
 func removeWitnesses(t *rules.Table, s *section) {
 	if t == nil {
 		return

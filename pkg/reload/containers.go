@@ -18,8 +18,8 @@ func (r Replayer) RemoveContainers(ctx context.Context, job Job) (Result, error)
 	return r.each(ctx, job, action{plan: plan})
 }
 
-// removeContainers plans the removal for one table, if its marks are in force: a flushed table is
-// replayed first.
+// removeContainers plans the removal for one table, if its marks are in force: a flushed table
+// is replayed first. It returns nil if no rule of the containers is left.
 func removeContainers(task tableTask, gone map[protect.Attachment]bool) *tablePlan {
 	if v := task.finding.Verdict; task.table != rules.Nat || v != canary.Intact && v != canary.Changed {
 		return nil
@@ -56,8 +56,9 @@ func removeContainers(task tableTask, gone map[protect.Attachment]bool) *tablePl
 	return plan
 }
 
-// referencedByOthers reports whether a remaining rule references a chain. The kernel would refuse
-// to delete that chain, and the table's whole transaction with it.
+// referencedByOthers reports whether a remaining rule references a chain; leaves reports which
+// rules are removed. The kernel would refuse to delete that chain, and the table's whole
+// transaction with it. So removeContainers keeps it.
 func referencedByOthers(task tableTask, chain string, leaves func(rules.Rule) bool) bool {
 	return slices.ContainsFunc(task.seen.Table.Chains, func(c rules.Chain) bool {
 		return slices.ContainsFunc(c.Rules, func(r rules.Rule) bool { return r.Target == chain && !leaves(r) })
@@ -70,8 +71,9 @@ func (l Learned) WithoutAttachments(gone map[protect.Attachment]bool) Learned {
 	return l
 }
 
-// KeepContainers returns a read of nat, with all rules that want has of these containers added.
-// canaryd does not know yet which process removed them.
+// KeepContainers returns a read of nat, with all rules that want has of the containers in kept
+// added. canaryd does not know yet which process removed them, so the daemon must not learn the
+// removal.
 func KeepContainers(want, seen rules.Section, kept map[protect.Attachment]bool) rules.Section {
 	if len(kept) == 0 {
 		return seen
@@ -115,7 +117,7 @@ func KeepContainers(want, seen rules.Section, kept map[protect.Attachment]bool) 
 	return seen
 }
 
-// asJumps returns a chain's rules in the form of jumps.
+// asJumps returns a chain's rules in the form of jumps, so that keepJumps can merge two chains.
 func asJumps(c rules.Chain) []rules.Jump {
 	list := make([]rules.Jump, 0, len(c.Rules))
 	for _, r := range c.Rules {

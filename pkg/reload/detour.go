@@ -32,7 +32,7 @@ type detour struct {
 }
 
 // before returns the fates that packets lose, because of marks, if they match a rule. A missing
-// rule matches no packet.
+// rule matches no packet. The rule waits if it may let in packets that these fates kept out.
 func (d *detour) before(l *line) fate {
 	if l.removed || l.gone || l.missing() {
 		return 0
@@ -55,7 +55,8 @@ func (d *detour) before(l *line) fate {
 	return keeps
 }
 
-// behind returns the fates that packets lose, because of marks, behind a rule in force.
+// behind returns the fates that packets lose, because of marks, behind a rule in force. It
+// notes a rule that ends the chain for too few or too many packets, for the lines behind.
 func (d *detour) behind(r rules.Rule) fate {
 	less, more := d.lostMarks.Misleads(r)
 	ends := r.Target == "RETURN" || d.leaves(r)
@@ -72,7 +73,8 @@ func (d *detour) behind(r rules.Rule) fate {
 	return d.of(r)
 }
 
-// cause returns the reason of a rule that waits only because of marks.
+// cause returns the reason of a rule that waits only because of marks. It names the first rule
+// of d.meet, or r: that rule looks for the mark.
 func (d *detour) cause(r rules.Rule) string {
 	if len(d.meet) > 0 {
 		r = d.meet[0]
@@ -98,7 +100,8 @@ func (d *detour) lose(r rules.Rule) fate {
 	return d.of(r)
 }
 
-// unmark adds differences of marks, and has each chain searched again if one is new.
+// unmark adds differences of marks, and has each chain searched again if one is new. Other
+// tables get the difference, too, unless no rule there looks at the packet later.
 func (d *detour) unmark(loss rules.MarkLoss) {
 	if all := d.lostMarks.And(loss); all != d.lostMarks {
 		d.lostMarks, d.grown = all, true
@@ -142,8 +145,8 @@ func (r run) planTables(t *familyRun, tasks []tableTask, misfits map[iptables.Pl
 	}
 }
 
-// missingMarks returns how marks of packets may differ because rules of a table are quarantined or
-// lost, and no rules are written to it.
+// missingMarks returns how marks of packets may differ because rules of a table are quarantined
+// or lost, and no rules are written to it. planTables plans the other tables with it.
 func (t *tableTask) missingMarks() rules.MarkLoss {
 	var lost rules.MarkLoss
 	f := t.fates()

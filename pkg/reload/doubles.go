@@ -8,8 +8,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// removeDoubles plans to delete the copies of the task's doubled jumps that exceed the generation.
-// It deletes by index, the last one first, so that the remaining indexes stay true.
+// removeDoubles plans to delete the copies of the task's doubled jumps that exceed the
+// generation. It deletes by index, the last one first, so that the remaining indexes stay true.
+// It returns nil if there are none.
 func removeDoubles(task tableTask, _ canary.Nonce) *tablePlan {
 	if v := task.finding.Verdict; v != canary.Intact && v != canary.Changed {
 		return nil

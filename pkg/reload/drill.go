@@ -62,6 +62,7 @@ func (r Replayer) Drill(ctx context.Context, job Job, d Drill) (Drilled, error) 
 }
 
 // drillOnce reads every family, and writes if all of them are in the state that a drill needs.
+// Drill calls it again after ErrStale: another process wrote, and nothing was removed.
 func (r Replayer) drillOnce(ctx context.Context, s iptables.Session, job Job, d Drill) (Drilled, error) {
 	done, payload, marks := Drilled{Marks: canary.Marks{}, Tried: canary.Marks{}}, iptables.Payload{}, job.Marks
 	plans := map[rules.Family]*tablePlan{}
@@ -120,14 +121,16 @@ func (r Replayer) drillOnce(ctx context.Context, s iptables.Session, job Job, d 
 	return done, failed
 }
 
-// refusedWhole reports whether iptables-restore refused the one table that it was given. It writes
-// a table as a whole, unless it is killed.
+// refusedWhole reports whether iptables-restore refused the one table that it was given. It
+// writes a table as a whole, unless it is killed. So the canary is still there, and drillOnce
+// lists no tried mark.
 func refusedWhole(err error) bool {
 	refused, ok := errors.AsType[*iptables.RestoreError](err)
 	return ok && refused.Exit > 0
 }
 
-// drill plans the removals of a drill from the table.
+// drill plans the removals of a drill from the table, for drillOnce. The error says why the
+// table is not in the state for it. A family without a jump in d.Chain gets an empty plan.
 func (t tableTask) drill(d Drill) (*tablePlan, error) {
 	mark, plan := t.want.Mark, t.plan(t.want.Mark)
 	switch v := t.finding.Verdict; {

@@ -24,7 +24,8 @@ type Examined struct {
 	Absent  bool         // the table does not exist
 }
 
-// Examine judges a snapshot by the job's rules for its family.
+// Examine judges a snapshot by the job's rules for its family. The daemon calls it after a full
+// read: by the findings it learns the rules, or begins a replay.
 func (e Examiner) Examine(snapshot iptables.Snapshot, job Job) map[rules.TableName]Examined {
 	found := map[rules.TableName]Examined{}
 	for _, task := range e.tasks(snapshot, job) {
@@ -37,7 +38,8 @@ func (e Examiner) Examine(snapshot iptables.Snapshot, job Job) map[rules.TableNa
 	return found
 }
 
-// tasks judges each guarded table of a snapshot. It does not expect quarantined rules in a table.
+// tasks judges each guarded table of a snapshot, for Examine and for the plans of a replay. It
+// does not expect quarantined rules in a table.
 func (e Examiner) tasks(snapshot iptables.Snapshot, job Job) []tableTask {
 	f := snapshot.Family
 	var tasks []tableTask
@@ -107,9 +109,9 @@ func OnDemandOf(snapshot iptables.Snapshot) map[rules.TableName]*rules.Table {
 	return tables
 }
 
-// seenOf returns one table of a snapshot in the form that the judge takes. The section has the
-// chains of other owners to which only quarantined rules lead: their owners' changes count
-// meanwhile.
+// seenOf returns one table of a snapshot in the form that the judge takes, for the examination
+// and the proof. The section has the chains of other owners to which only quarantined rules
+// lead: their owners' changes count meanwhile.
 func seenOf(snapshot iptables.Snapshot, table rules.TableName, protection rules.Protection, quarantined []QuarantinedRule) canary.Seen {
 	if err := snapshot.Unreadable[table]; err != nil {
 		return canary.Seen{Err: err}

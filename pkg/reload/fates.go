@@ -41,6 +41,7 @@ type fates struct {
 	connections    bool // a rule behind POSTROUTING may set the mark of a connection
 }
 
+// fates returns the table's fates with nothing known yet, for findGaps and missingMarks.
 func (t *tableTask) fates() *fates {
 	f := &fates{nat: t.table == rules.Nat, wanted: make(map[string][]rules.Rule, len(t.want.Section.Chains)), seen: t.seen.Table, known: map[string]fate{}, marked: map[string]rules.MarkLoss{},
 		jumps: t.want.Section.Jumps}
@@ -50,8 +51,8 @@ func (t *tableTask) fates() *fates {
 	return f
 }
 
-// of returns the fates of a rule. An unknown target may be a chain that does not exist, so it has
-// any fate.
+// of returns the fates of a rule. An unknown target may be a chain that does not exist, so it
+// has any fate. The search for gaps compares these with the fates that are lost before a rule.
 func (f *fates) of(r rules.Rule) fate {
 	if f.leads(r) {
 		return f.chain(r.Target)
@@ -71,6 +72,7 @@ func (f *fates) of(r rules.Rule) fate {
 }
 
 // chain returns the fates of all rules in a chain, both in the kernel and in the generation.
+// They are the fates of a rule that leads there.
 func (f *fates) chain(name string) fate {
 	if all, known := f.known[name]; known {
 		return all
@@ -114,6 +116,8 @@ func (f *fates) atTheEnd(chain string) bool {
 	return f.behind[chain] && !f.before[chain] && !f.connections
 }
 
+// from returns the chains that packets reach from nat's last hook, or from the others, for
+// follow to extend.
 func (f *fates) from(last bool) map[string]bool {
 	if last {
 		return f.behind
@@ -121,7 +125,8 @@ func (f *fates) from(last bool) map[string]bool {
 	return f.before
 }
 
-// follow notes the chains that packets reach by a rule.
+// follow notes in reached the chains that packets reach by a rule, for atTheEnd. reached is
+// before or behind.
 func (f *fates) follow(r rules.Rule, reached map[string]bool) {
 	if reached[lastHook] && (r.Target == "CONNMARK" || r.Target == "" && !r.Matches()) {
 		f.connections = true
@@ -143,9 +148,10 @@ func (f *fates) leads(r rules.Rule) bool {
 	return wanted || f.seen.Chain(r.Target) != nil
 }
 
-// marks returns how the marks of packets may differ if a rule is lost. An unknown target may be a
-// chain that marks packets. It does not count as a chain that clears marks of other rules.
-// Otherwise nothing would be masqueraded while a chain of another owner is missing.
+// marks returns how the marks of packets may differ if a rule is lost. Rules that look for
+// these marks may then wait. An unknown target may be a chain that marks packets, but does not
+// count as one that clears marks. Otherwise nothing would be masqueraded while a chain of
+// another owner is missing.
 func (f *fates) marks(r rules.Rule) rules.MarkLoss {
 	loss := r.MarkLoss()
 	switch {
@@ -157,7 +163,8 @@ func (f *fates) marks(r rules.Rule) rules.MarkLoss {
 	return loss
 }
 
-// marksOf returns how marks may differ if a chain is lost.
+// marksOf returns how marks may differ if a chain is lost. marks adds it to the loss of a rule
+// that leads there.
 func (f *fates) marksOf(chain string) rules.MarkLoss {
 	if all, known := f.marked[chain]; known {
 		return all

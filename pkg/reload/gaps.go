@@ -58,8 +58,9 @@ type gapSearch struct {
 	grown   bool
 }
 
-// findGaps quarantines the rules of a plan that wait. It returns how marks of packets may differ in
-// other tables after the plan.
+// findGaps quarantines the rules of a plan that wait. composeReplay calls it if the plan lacks
+// rules, or if marks of packets differ. It returns how marks may differ in other tables after
+// the plan.
 func (t *tableTask) findGaps(chains *chosenChains, jumps map[string]*chosenJumps) rules.MarkLoss {
 	chains.readLines(t)
 	for chain, list := range jumps {
@@ -84,7 +85,8 @@ func (t *tableTask) findGaps(chains *chosenChains, jumps map[string]*chosenJumps
 	return s.passedOn
 }
 
-// release ends the wait of all waiting rules.
+// release ends the wait of all waiting rules. Each pass of findGaps begins with it, and decides
+// again.
 func release(list []*line) {
 	for _, l := range list {
 		if l.held != nil && l.held.Waits {
@@ -93,7 +95,8 @@ func release(list []*line) {
 	}
 }
 
-// chain decides about the rules of one chain, and returns the fates that packets miss there.
+// chain decides which rules of one chain wait, and returns the fates that packets miss there.
+// Rules that lead to the chain may wait because of these. Each pass searches a chain once.
 func (s *gapSearch) chain(name string) fate {
 	if lost, known := s.lost[name]; known {
 		return lost
@@ -140,7 +143,9 @@ func (s *gapSearch) mustWait(l *line, lost fate) bool {
 	return s.of(l.rule).lets(lost) || s.unfit[l.rule.Target]
 }
 
-// builtin decides about the jumps of a built-in chain.
+// builtin decides which jumps of a built-in chain wait. list has its other rules, too, in their
+// order after the replay. Unlike in chain, jumps behind a gap wait only if they may let packets
+// in.
 func (s *gapSearch) builtin(name string, list []*line) {
 	lost, d := fate(0), detour{gapSearch: s, chain: name}
 	for i, l := range list {
@@ -162,7 +167,8 @@ func (s *gapSearch) builtin(name string, list []*line) {
 	}
 }
 
-// below makes the chains wait that a rule in force leads to, if a replay would fill them.
+// below makes the chains wait that a rule in force leads to, if a replay would fill them. The
+// rule itself cannot wait: a replay leaves it in force. A new chain causes another pass.
 func (s *gapSearch) below(r rules.Rule, reason string) {
 	if !s.fills(r.Target) {
 		return
@@ -181,7 +187,8 @@ func (s *gapSearch) fills(chain string) bool {
 	return !waits && s.lines[chain] != nil
 }
 
-// wait makes a rule wait. A rule that cannot be put back keeps its own reason.
+// wait makes a rule wait behind a gap, for this reason. A rule that cannot be put back keeps
+// its own reason.
 func (l *line) wait(chain, reason string) {
 	if l.held == nil {
 		l.held = &QuarantinedRule{Chain: chain, Rule: l.rule, Reason: reason, Waits: true}
@@ -192,8 +199,9 @@ func behindRule(chain string, r rules.Rule) string {
 	return fmt.Sprintf("waits behind %q of %s, which cannot be put back", r.Label(), chain)
 }
 
-// why returns the reason of the i-th rule of a chain, which must wait or leads to waiting chains.
-// lost are the fates that packets miss before it.
+// why returns the reason of the i-th rule of a chain, which must wait or leads to waiting
+// chains. lost are the fates that packets miss before it. The operator reads it in
+// QuarantinedRule.Reason.
 func (s *gapSearch) why(d *detour, list []*line, i int, lost fate) string {
 	r := list[i].rule
 	_, more := s.lostMarks.Misleads(r)

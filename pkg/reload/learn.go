@@ -34,7 +34,8 @@ func (l Learned) Knows(f rules.Family, t rules.TableName) bool {
 	return ok
 }
 
-// Without returns l as if a table was never learned.
+// Without returns l as if a table was never learned. The daemon calls it for a table that is
+// guarded on demand and holds nothing to guard.
 func (l Learned) Without(id rules.TableID) Learned {
 	l.Generation = l.Generation.Clone()
 	delete(l.Generation, id)
@@ -100,6 +101,7 @@ type shrinking struct {
 }
 
 // stood reports whether a chain, or half the table (""), has been smaller for shrinkDelay.
+// Learn then accepts the removal. Until then, due says when to look again.
 func (s *shrinking) stood(chain string) bool {
 	k := shrinkKey{s.table, chain}
 	since, before := s.before[k]
@@ -116,8 +118,9 @@ func (s *shrinking) stood(chain string) bool {
 	return false
 }
 
-// keepShrunk returns the chains that were seen. It adds the chains of old that are empty or missing
-// now and do not count as such yet, and returns their names. seen stays as it is.
+// keepShrunk returns the chains that were seen. It adds the chains of old that are empty or
+// missing now, unless counts accepts that, and returns their names. Learn keeps their jumps,
+// too. seen stays as it is.
 func keepShrunk(old, seen []rules.Chain, counts func(chain string) bool) (chains []rules.Chain, kept map[string]bool) {
 	chains, kept = seen, map[string]bool{}
 	at := make(map[string]int, len(seen))
@@ -144,8 +147,9 @@ func keepShrunk(old, seen []rules.Chain, counts func(chain string) bool) (chains
 	return chains, kept
 }
 
-// sizeBefore returns how many rules old has, without those of chains that are left out by now. Such
-// a chain grew, and its former rules must not be kept.
+// sizeBefore returns how many rules old has, without those of chains that are left out by now.
+// Such a chain grew, and its former rules must not be kept. If half of the rules are gone,
+// Learn waits.
 func sizeBefore(old, seen rules.Section) int {
 	n := old.RuleCount()
 	for _, c := range seen.Chains {
@@ -157,8 +161,9 @@ func sizeBefore(old, seen rules.Section) int {
 	return n
 }
 
-// keepJumps returns seen, with the missing jumps of old that keep selects. Each is placed behind
-// the nearest jump that preceded it in old.
+// keepJumps returns seen, with the missing jumps of old that keep selects. Each is placed
+// behind the nearest jump that preceded it in old. Learn, Recall and Supplement keep lost jumps
+// so.
 func keepJumps(old, seen []rules.Jump, keep func(rules.Jump) bool) []rules.Jump {
 	merged := slices.Clone(seen)
 	for i, h := range old {
@@ -174,10 +179,10 @@ func keepJumps(old, seen []rules.Jump, keep func(rules.Jump) bool) []rules.Jump 
 	return merged
 }
 
-// keepAnchors returns seen, with old's anchors for the jumps of chains that hold nothing else. A
-// flusher that flushes twice, such as firewalld during a reload, leaves jumps alone in between.
-// With an anchor from that read, a replay would put a jump from the bottom above everything. Jumps
-// whose order has changed stay where their owner put them.
+// keepAnchors returns seen, with old's anchors for the jumps of the chains in alone, which hold
+// nothing else. A flusher that flushes twice, such as firewalld during a reload, leaves jumps
+// alone in between. With an anchor from that read, a replay would put a jump from the bottom
+// above everything. Jumps whose order has changed stay where their owner put them.
 func keepAnchors(old, seen []rules.Jump, alone []string) []rules.Jump {
 	merged := slices.Clone(seen)
 	order := []rules.Position{rules.Top, rules.Behind, rules.Bottom}
@@ -207,6 +212,8 @@ func keepAnchors(old, seen []rules.Jump, alone []string) []rules.Jump {
 
 // Grown returns old, with the chains and jumps that only seen has, and with the rules added to
 // chains that still have all former ones. It takes nothing away: seen may be half of a removal.
+// After a flush the daemon passes the table as it was right before, so that a replay has the
+// newest rules.
 func Grown(old, seen rules.Section) rules.Section {
 	grown, more := old, false
 	grown.Chains = slices.Clone(old.Chains)
@@ -231,7 +238,8 @@ func Grown(old, seen rules.Section) rules.Section {
 	return grown
 }
 
-// holds reports whether a list has all rules of another one, in their order.
+// holds reports whether a list has all rules of another one, in their order. Then Grown takes
+// it as the grown chain.
 func holds(list, part []rules.Rule) bool {
 	for _, r := range list {
 		if len(part) > 0 && part[0].Equal(r) {
@@ -241,7 +249,8 @@ func holds(list, part []rules.Rule) bool {
 	return len(part) == 0
 }
 
-// keepLedTo returns seen's LedTo, with the kept chains of old's.
+// keepLedTo returns seen's LedTo, with the chains of old's that Learn still keeps (kept). A
+// chain that is protected by now is not added.
 func keepLedTo(old, seen rules.Section, kept map[string]bool) []string {
 	var names []string
 	for _, name := range old.LedTo {

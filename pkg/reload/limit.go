@@ -32,7 +32,8 @@ func NewLimiter() *Limiter {
 	return &Limiter{rate.NewLimiter(fillPerSecond, bucketSize)}
 }
 
-// Wait returns how long a replay has to wait at this time; 0 if it may begin.
+// Wait returns how long a replay has to wait at this time; 0 if it may begin. The daemon
+// postpones the replay until then.
 func (l *Limiter) Wait(now time.Time) time.Duration {
 	missing := -l.bucket.TokensAt(now)
 	if missing <= 0 {

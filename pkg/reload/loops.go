@@ -60,7 +60,8 @@ type chainWalk struct {
 	bad    reasons
 }
 
-// add adds the links of a chain, and replaces its former links.
+// add adds the links of a chain, and replaces its former links: a planned chain replaces the
+// chain in force.
 func (t *chainWalk) add(c rules.Chain, planned bool) {
 	jumps := []link{}
 	for _, r := range c.Rules {
@@ -76,8 +77,9 @@ func (t *chainWalk) visit(name string) {
 	t.walk(name)
 }
 
-// walk follows the links of the path's last chain. It returns how long the path is where the walk
-// continues, because a link behind it was found bad.
+// walk follows the links of the chain with that name, the path's last one. It returns the
+// length of the path where the walk continues: shorter than now if an earlier link was found
+// bad.
 func (t *chainWalk) walk(name string) int {
 	here := len(t.path)
 	if level, done := t.level[name]; done && level >= here {
@@ -108,6 +110,7 @@ func (t *chainWalk) walk(name string) int {
 }
 
 // blame finds the last planned link of the path bad, and returns how long the path is up to it.
+// The replay leaves this rule out.
 func (t *chainWalk) blame(reason string) int {
 	for i := len(t.path) - 1; i > 0; i-- {
 		if j := t.path[i]; j.planned {

@@ -23,8 +23,8 @@ type LostChain struct {
 }
 
 // Apart returns the rules that only the generation has, and the rules that only the table has.
-// Declared sources may use other words than iptables-save: rules that differ as text are compared
-// by their meaning.
+// Flush records list and count them. Declared sources may use other words than iptables-save:
+// rules that differ as text are compared by their meaning.
 func (c LostChain) Apart() (gone, instead []rules.Rule) {
 	if len(c.Is) == 0 {
 		return c.Was, nil
@@ -41,8 +41,8 @@ func (c LostChain) Apart() (gone, instead []rules.Rule) {
 	return gone, instead
 }
 
-// apart splits a into the rules that b lacks and the rules that b also has. Each rule of b counts
-// once.
+// apart splits a into the rules that b lacks and the rules that b also has. Rules with the same
+// key are equal. Each rule of b counts once.
 func apart(a, b []rules.Rule, key func(rules.Rule) string) (lacking, common []rules.Rule) {
 	have := map[string]int{}
 	for _, r := range b {
@@ -59,7 +59,8 @@ func apart(a, b []rules.Rule, key func(rules.Rule) string) (lacking, common []ru
 	return lacking, common
 }
 
-// countLost returns the losses in the task's finding.
+// countLost returns the losses in the task's finding, for the flush record. A drill that took
+// only the canary lost nothing.
 func countLost(task tableTask) Lost {
 	if task.finding.OnlyDrilled() {
 		return Lost{}
@@ -89,7 +90,8 @@ func countLost(task tableTask) Lost {
 	return lost
 }
 
-// nameSet returns the names of all lists as a set. There may be 16,000 chains for 5,000 services.
+// nameSet returns the names of all lists as a set, for look-ups. There may be 16,000 chains for
+// 5,000 services.
 func nameSet(lists ...[]string) map[string]bool {
 	all := slices.Concat(lists...)
 	set := make(map[string]bool, len(all))
@@ -99,7 +101,8 @@ func nameSet(lists ...[]string) map[string]bool {
 	return set
 }
 
-// changedPolicies returns the built-in chains whose policy differs from the generation's, in words.
+// changedPolicies returns the built-in chains whose policy differs from the generation's, in
+// words, for TableResult.Policies.
 func changedPolicies(task tableTask) []string {
 	var changed []string
 	for _, chain := range rules.BuiltinChains(task.table) {

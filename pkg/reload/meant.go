@@ -6,9 +6,10 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// mean notes a chain that the plan does not write as the job's generation has it. The noted chain
-// lacks the rules to chains that their owner removed. It has the other rules as written, and the
-// quarantined rules, which still belong to it.
+// mean notes a chain that the plan does not write as the job's generation has it. Learned.Mean
+// then takes it into the generation. The noted chain lacks the rules to chains that their owner
+// removed. It has the other rules as written, and the quarantined rules, which still belong to
+// it.
 func (p *tablePlan) mean(c rules.Chain, lines []*line) {
 	meant, differs := rules.Chain{Name: c.Name}, false
 	for _, l := range lines {
@@ -31,7 +32,8 @@ func (p *tablePlan) mean(c rules.Chain, lines []*line) {
 	}
 }
 
-// joinMeant joins the Meant of two writes of one run. If both have a chain, the later one counts.
+// joinMeant joins the Meant of two writes of one run, for after. If both have a chain, the
+// later one counts.
 func joinMeant(earlier, later rules.Section) rules.Section {
 	again := nameSet(rules.ChainNames(later.Chains))
 	later.Chains = slices.Clip(later.Chains)

@@ -19,7 +19,8 @@ type Memory struct {
 	misread map[rules.TableID]misread
 }
 
-// With returns the memory after another read of a table. A failed read adds nothing.
+// With returns the memory after another read of a table, for the next judgment. A failed read
+// adds nothing.
 func (m Memory) With(id rules.TableID, finding canary.Finding) Memory {
 	if finding.Verdict != canary.Unknown {
 		m.found = tableid.With(m.found, id, finding)
@@ -27,7 +28,7 @@ func (m Memory) With(id rules.TableID, finding canary.Finding) Memory {
 	return m
 }
 
-// After returns the memory after a replay.
+// After returns the memory after a replay. The next Job for the same loss gets it.
 func (m Memory) After(result Result) Memory {
 	next := map[rules.TableID]TableResult{}
 	for id, tr := range m.unproved {
@@ -73,7 +74,8 @@ func (m Memory) AfterPlanting(result Result) Memory {
 // Finding returns the finding of the last read of a table; the zero Finding if there was none.
 func (m Memory) Finding(id rules.TableID) canary.Finding { return m.found[id] }
 
-// Restored reports whether a read showed saved rules in any table.
+// Restored reports whether a read showed saved rules in any table. Then the daemon probes for
+// the flush that may follow, even without a sign of a commit.
 func (m Memory) Restored() bool {
 	for _, finding := range m.found {
 		if finding.Restored != "" {
@@ -83,7 +85,8 @@ func (m Memory) Restored() bool {
 	return false
 }
 
-// withFamily returns m with another memory's findings of one family.
+// withFamily returns m with another memory's findings of one family. settle collects the
+// findings of all families with it.
 func (m Memory) withFamily(f rules.Family, of Memory) Memory {
 	for id, finding := range of.found {
 		if id.Family == f {

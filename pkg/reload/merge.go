@@ -63,7 +63,7 @@ func (l *layout) merge(wanted []rules.Rule, pick func(i int) (rules.Rule, bool))
 	l.slots = merged
 }
 
-// rules returns the rules of the layout in their order.
+// rules returns the rules of the layout in their order: the chain as the replay will leave it.
 func (l *layout) rules() []rules.Rule {
 	list := make([]rules.Rule, len(l.slots))
 	for i, slot := range l.slots {
@@ -73,6 +73,7 @@ func (l *layout) rules() []rules.Rule {
 }
 
 // lacksAny reports whether rules are missing from a shared chain that its owner did not remove.
+// Then chooseChains has the chain merged.
 func lacksAny(standing, wanted []rules.Rule, ownerRemoved map[string]bool) bool {
 	at := newLayout(standing, wanted).at
 	for i, r := range wanted {
@@ -86,9 +87,9 @@ func lacksAny(standing, wanted []rules.Rule, ownerRemoved map[string]bool) bool 
 // returns is the rule that ends a chain for each packet.
 var returns = rules.Rule{Spec: "-j RETURN", Target: "RETURN"}
 
-// lastResorts returns the index of the rules at a chain's end that decide about all other packets.
-// Docker ends a chain with a DROP of all packets that no rule above accepts; others end with
-// RETURN. Missing rules are inserted above these.
+// lastResorts returns the index of the first of the rules at a chain's end that decide about
+// all other packets. Docker ends a chain with a DROP of all packets that no rule above accepts;
+// others end with RETURN. merge inserts missing rules above these.
 func lastResorts(list []rules.Rule) int {
 	n := len(list)
 	for n > 0 && (list[n-1].Target == "DROP" || list[n-1].Target == "REJECT" || list[n-1].Is(returns)) {
@@ -103,7 +104,8 @@ func (t tableTask) shared(chain string) bool {
 	return t.want.Piecewise != nil && t.want.Piecewise(chain) && t.finding.MarkLost && t.finding.Verdict != canary.Replaced
 }
 
-// takenRules returns the rules that were taken from each chain.
+// takenRules returns the rules of Finding.Taken by chain: a purge took them, or they are of
+// robbed containers.
 func takenRules(list []rules.Jump) map[string][]rules.Rule {
 	taken := map[string][]rules.Rule{}
 	for _, h := range list {
@@ -112,8 +114,9 @@ func takenRules(list []rules.Jump) map[string][]rules.Rule {
 	return taken
 }
 
-// withTaken returns a chain with the rules that were taken from it back among the rules in force.
-// Other rules of the generation may have been removed by their owner since.
+// withTaken returns a chain with the rules that were taken from it back among the rules in
+// force. chooseChains plans the chain so. Other rules of the generation may have been removed
+// by their owner since.
 func withTaken(c rules.Chain, standing, taken []rules.Rule) rules.Chain {
 	short := rules.Chain{Name: c.Name}
 	for _, r := range c.Rules {

@@ -33,8 +33,8 @@ type misread struct {
 
 func (m misread) empty() bool { return len(m.chains)+len(m.strays) == 0 }
 
-// standing returns the part of m that a later read still shows. Later changes are another process's
-// decision.
+// standing returns the part of m that a later read still shows. Later changes are another
+// process's decision. tasks has this part judged as a loss, so that a replay removes it.
 func (m misread) standing(t *rules.Table) misread {
 	left := misread{chains: map[string][]rules.Rule{}, strays: map[string][]rules.Rule{}}
 	for name, list := range m.chains {
@@ -55,7 +55,8 @@ func (m misread) standing(t *rules.Table) misread {
 	return left
 }
 
-// judge returns the finding of a table with a misread rule: it is a loss.
+// judge returns the finding of a table with a misread rule: it is a loss, so that a replay
+// corrects it. An unreadable table keeps its finding.
 func (m misread) judge(finding canary.Finding) canary.Finding {
 	if m.empty() || finding.Verdict == canary.Unknown {
 		return finding
@@ -134,7 +135,7 @@ func (p tablePlan) misreadBy(after *rules.Table, claimed func(chain string) bool
 }
 
 // noteMisread removes the misread rules of the plans from the writes of this run, and reports
-// whether there are new ones.
+// whether there are new ones. If so, bisectSilent has the family tried again.
 func (t *familyRun) noteMisread(plans []tablePlan) (found bool) {
 	for _, plan := range plans {
 		tr := t.result.Tables[plan.table]
@@ -160,8 +161,8 @@ func (t *familyRun) noteMisread(plans []tablePlan) (found bool) {
 	return found
 }
 
-// tookOtherSet reports whether the kernel took a rule of the plan with another ipset: an unplanned
-// rule is in force that differs only in ipsets.
+// tookOtherSet reports whether the kernel took a rule of the plan with another ipset: left has
+// an unplanned rule that differs only in ipsets. Such a rule is written again.
 func (p tablePlan) tookOtherSet(r rules.Rule, left misread) bool {
 	sets := r.Needs().Sets
 	if len(sets) == 0 {
@@ -184,8 +185,9 @@ func (p tablePlan) tookOtherSet(r rules.Rule, left misread) bool {
 	return false
 }
 
-// triesAgain reports whether a run is to write a rule once more that the kernel took with another
-// ipset. The other ipset says nothing about the rule. The same write removes the wrong rule.
+// triesAgain reports whether a run is to write a rule once more that the kernel took with
+// another ipset. The other ipset says nothing about the rule. The same write removes the wrong
+// rule. After false, noteMisread has the rule left out.
 func (t *familyRun) triesAgain(table rules.TableName, r rules.Rule) bool {
 	if t.otherSet == nil {
 		t.otherSet = map[rules.TableName]map[rules.Key]int{}
@@ -208,7 +210,8 @@ func (t *familyRun) noteMisreadIn(trial trial) {
 	}
 }
 
-// quarantine returns q, with the rules that the earlier writes of this run left out.
+// quarantine returns q, with the rules that the earlier writes of this run left out. plan
+// judges the next read by it: these rules are not expected.
 func (t *familyRun) quarantine(q Quarantine) Quarantine {
 	for table, tr := range t.earlier {
 		q = q.With(t.family.Table(table), tr.Quarantined)
@@ -216,7 +219,8 @@ func (t *familyRun) quarantine(q Quarantine) Quarantine {
 	return q
 }
 
-// misreadIn returns the misread rules of a table that this run knows.
+// misreadIn returns the misread rules of a table that this run knows, with their reasons.
+// Callers add to it, and the next plan leaves these rules out.
 func (t *familyRun) misreadIn(table rules.TableName) reasons {
 	if t.misread == nil {
 		t.misread = map[rules.TableName]reasons{}
@@ -227,7 +231,8 @@ func (t *familyRun) misreadIn(table rules.TableName) reasons {
 	return t.misread[table]
 }
 
-// after returns tr, with the findings and results of earlier writes of the same run.
+// after returns tr, with the findings and results of earlier writes of the same run. plan and
+// proveOne call it, so that the report has the loss as it was found first.
 func (tr TableResult) after(earlier TableResult) TableResult {
 	if earlier.Finding.Verdict == "" {
 		return tr
@@ -266,7 +271,8 @@ func (t tableTask) withoutStrays() (tableTask, []iptables.Step) {
 	return t, steps
 }
 
-// strayIndexes returns the indexes of the strays in a chain.
+// strayIndexes returns the indexes of the strays in a chain, in rising order, for
+// withoutStrays. Of equal rules only as many count as there are strays.
 func (t tableTask) strayIndexes(chain string) []int {
 	left := slices.Clone(t.misread.strays[chain])
 	var indexes []int
@@ -279,8 +285,8 @@ func (t tableTask) strayIndexes(chain string) []int {
 	return indexes
 }
 
-// removeFirst puts steps before all others. A chain that the plan writes as a whole is empty by
-// then.
+// removeFirst puts the steps of withoutStrays before all others. It drops those for a chain
+// that the plan writes as a whole: that chain is empty by then.
 func (p *tablePlan) removeFirst(steps []iptables.Step) {
 	if len(steps) == 0 {
 		return
@@ -290,7 +296,8 @@ func (p *tablePlan) removeFirst(steps []iptables.Step) {
 	p.steps.remove = append(steps, p.steps.remove...)
 }
 
-// misreadOf returns the misread rules of a list.
+// misreadOf returns the misread rules of a list of quarantined rules. plan keeps them out of
+// the next write, too.
 func misreadOf(list []QuarantinedRule) reasons {
 	found := reasons{}
 	for _, h := range list {

@@ -20,6 +20,7 @@ type blamed struct {
 }
 
 // namedIn returns the rule for which the kernel refused the last write; nil if it named none.
+// It may be a rule of another family: one transaction writes both.
 func (t *familyRun) namedIn() *iptables.RefusedRule {
 	if refused := refusalOf(t.answer.Err); refused != nil {
 		return refused.Rule
@@ -80,7 +81,8 @@ func (r run) leaveNamed(ctx context.Context, t *familyRun) bool {
 	return true
 }
 
-// leave leaves a rule out of this run's writes to a chain.
+// leave leaves a rule out of this run's writes to a chain; anyChain means all chains of the
+// table. The next plan quarantines the rule with this reason.
 func (t *familyRun) leave(named *iptables.RefusedRule, chain, reason string) {
 	if t.named == nil {
 		t.named = map[rules.TableName]placedReasons{}

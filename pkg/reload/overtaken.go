@@ -22,8 +22,9 @@ func (r run) overtaken(ctx context.Context, t *familyRun) bool {
 	return t.overtaken
 }
 
-// tablesMoved reports whether a planned table differs both from the guarded read and from the plan.
-// A table that cannot be read shows nothing.
+// tablesMoved reports whether a planned table differs both from the guarded read and from the
+// plan. Then another process wrote, and a refusal proves nothing. A table that cannot be read
+// shows nothing.
 func (r run) tablesMoved(ctx context.Context, t *familyRun) bool {
 	snapshot, err := r.session.Read(ctx, t.family)
 	if err != nil {
@@ -39,7 +40,8 @@ func (r run) tablesMoved(ctx context.Context, t *familyRun) bool {
 }
 
 // sameTable reports whether two reads showed the same chains and rules, except for the trials'
-// chains.
+// chains. If so, tablesMoved finds that no other process wrote. nil means that there is no
+// table.
 func sameTable(a, b *rules.Table) bool {
 	if a == nil || b == nil || a == b {
 		return a == b
@@ -52,8 +54,9 @@ func sameTable(a, b *rules.Table) bool {
 	})
 }
 
-// setsGone reports whether an ipset is missing that the plans counted on. A flusher destroys ipsets
-// after the rules that name them, which moves no table.
+// setsGone reports whether an ipset is missing that the plans counted on. Then the rule that
+// names it is not to blame. A flusher destroys ipsets after the rules that name them, which
+// moves no table.
 func (r run) setsGone(ctx context.Context, t *familyRun) bool {
 	if r.Supplier == nil || len(t.sets) == 0 {
 		return false

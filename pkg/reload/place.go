@@ -29,7 +29,8 @@ func placeJumps(chain string, standing []rules.Rule, wanted []rules.Jump) (steps
 	return stepsFor(chain, l.slots), placed
 }
 
-// layoutOf returns the layout of a built-in chain with all of its wanted jumps.
+// layoutOf returns the layout of a built-in chain with all of its wanted jumps. placeJumps
+// makes the steps of it, and order the sequence in which gaps are searched.
 func layoutOf(standing []rules.Rule, wanted []rules.Jump, chain string) *layout {
 	l := newLayout(standing, jumpRulesIn(wanted, chain))
 	for i, h := range wanted {
@@ -79,6 +80,8 @@ func newLayout(standing, wanted []rules.Rule) *layout {
 	return l
 }
 
+// insert makes a rule the slot with index to, as a fresh one. It moves the slots behind it, and
+// their indexes in at.
 func (l *layout) insert(to int, r rules.Rule) {
 	l.slots = slices.Insert(l.slots, to, slot{rule: r, fresh: true})
 	for j := range l.at {
@@ -88,9 +91,9 @@ func (l *layout) insert(to int, r rules.Rule) {
 	}
 }
 
-// inOrder returns the index nearest to the index to at which the i-th wanted rule keeps the wanted
-// order. Anchors of different times may contradict each other. If the rules in force are in another
-// order, it returns to.
+// inOrder returns the index nearest to the index to at which the i-th wanted rule keeps the
+// wanted order. layoutOf inserts a jump there. Anchors of different times may contradict each
+// other. If the rules in force are in another order, it returns to.
 func (l *layout) inOrder(i, to int) int {
 	first, last := 0, len(l.slots)
 	for j, at := range l.at {
@@ -108,7 +111,8 @@ func (l *layout) inOrder(i, to int) int {
 	return min(max(to, first), last)
 }
 
-// position returns the index at which wanted[i] is to be inserted.
+// position returns the index at which wanted[i] is to be inserted, by its neighbours and its
+// anchor. inOrder corrects it.
 func (l *layout) position(wanted []rules.Jump, i int) int {
 	anchor, at := wanted[i].Anchor, l.at
 	for j := i - 1; j >= 0; j-- {
@@ -138,8 +142,8 @@ func (l *layout) position(wanted []rules.Jump, i int) int {
 	return 0
 }
 
-// stepsFor returns the steps that insert the fresh slots. At the top it uses plain -I in reverse
-// order, at the end -A, and in between -I with an index.
+// stepsFor returns the steps that insert the fresh slots, for jumps and for merged chains. At
+// the top it uses plain -I in reverse order, at the end -A, and in between -I with an index.
 func stepsFor(chain string, slots []slot) []iptables.Step {
 	insert := func(index int, r rules.Rule) iptables.Step {
 		return iptables.Step{Verb: iptables.Insert, Chain: chain, Index: index, Rule: r}

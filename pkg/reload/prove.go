@@ -13,6 +13,7 @@ import (
 )
 
 // prove reads the family again, and decides for each table whether the plan is in force.
+// families calls it after the last write. It sets the outcome and the error in t.result.
 func (r run) prove(ctx context.Context, t *familyRun) {
 	f, result, raced := t.family, &t.result, t.answer.Raced
 	if t.stale() && !r.mayWriteUnguarded() {
@@ -68,8 +69,8 @@ func (r run) prove(ctx context.Context, t *familyRun) {
 // ErrUnproved means that a read after a write does not show the written rules.
 var ErrUnproved = errors.New("is not as it was written")
 
-// proveOne records the read of one planned table in the result, and reports whether the plan is in
-// force.
+// proveOne records the read of one planned table in the result, and reports whether the plan is
+// in force. after is the read after the write. prove counts the proved tables for the outcome.
 func (r run) proveOne(t *familyRun, plan tablePlan, after iptables.Snapshot) bool {
 	f, result, wrote := t.family, &t.result, t.answer.Err == nil
 	tr := plan.account(result.Tables[plan.table])
@@ -119,7 +120,8 @@ func (r run) proveOne(t *familyRun, plan tablePlan, after iptables.Snapshot) boo
 	return err == nil
 }
 
-// account returns a table's result, with the changes of the plan, which are not proved yet.
+// account returns a table's result, with the changes of the plan, which are not proved yet. It
+// is called before the proof, and also if the proof fails.
 func (p tablePlan) account(tr TableResult) TableResult {
 	tr.Proved, tr.Landed = false, false
 	tr.Skipped, tr.Wrote, tr.Placed, tr.Changed = p.skipped, len(p.wrote), p.jumps, tr.Changed.and(p.change)
@@ -127,9 +129,9 @@ func (p tablePlan) account(tr TableResult) TableResult {
 	return tr
 }
 
-// proveTable returns nil if the table is as planned. If another process wrote since the guarded
-// read, a chain that still holds rules may differ. Even then, marks must be in force, and no loss
-// may be found.
+// proveTable returns nil if the table is as planned; else the error says which part is not. If
+// another process wrote since the guarded read (foreign), a chain that still holds rules may
+// differ. Even then, marks must be in force, and no loss may be found.
 func proveTable(plan tablePlan, seen canary.Seen, finding canary.Finding, foreign bool) error {
 	if plan.want.Mark.Nonce == "" {
 		return proveRemoved(plan, seen)
@@ -164,7 +166,8 @@ func proveTable(plan tablePlan, seen canary.Seen, finding canary.Finding, foreig
 	return nil
 }
 
-// proveRemoved returns nil if the marks and the removed chains are gone.
+// proveRemoved returns nil if the marks and the removed chains are gone. It is the proof of a
+// plan whose table keeps no marks.
 func proveRemoved(plan tablePlan, seen canary.Seen) error {
 	if seen.Err != nil {
 		return fmt.Errorf("it could not be read: %w", seen.Err)

@@ -16,8 +16,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// OtherOwner returns why chains that a declared source claims belong to a running kube-proxy, or
-// "". The evidence is kube-proxy's canary in any guarded table.
+// OtherOwner returns why chains that a declared source claims belong to a running kube-proxy,
+// or "". The evidence is kube-proxy's canary in any guarded table. The daemon then does not
+// write the declared rules.
 func OtherOwner(snapshot iptables.Snapshot, claims func(chain string) bool) string {
 	tables := tablesWithProxy(snapshot)
 	if claims == nil || !claims(owners.ServicesChain) || len(tables) == 0 {
@@ -42,9 +43,9 @@ func needsProxySync(result FamilyResult) bool {
 	})
 }
 
-// nudge makes kube-proxy do a full sync, by deleting its canary from the tables in which a read saw
-// it. Each table is a restore of its own, with mangle last, because kube-proxy looks there. It is
-// not retried.
+// nudge makes kube-proxy do a full sync, by deleting its canary from the tables in which a read
+// saw it. each calls it after a replay. Each table is a restore of its own, with mangle last,
+// because kube-proxy looks there. It is not retried.
 func nudge(ctx context.Context, s iptables.Session, f rules.Family, tables []rules.TableName) error {
 	for _, table := range []rules.TableName{rules.Nat, rules.Filter, rules.Mangle} {
 		if !slices.Contains(tables, table) {
@@ -72,7 +73,8 @@ func ProxyCanaryStands(snapshot iptables.Snapshot) bool {
 	return snapshot.Tables[rules.Mangle].Chain(owners.ProxyCanary) != nil
 }
 
-// Nudge makes kube-proxy do a full sync of a family, if its canary is in force.
+// Nudge makes kube-proxy do a full sync of a family, if its canary is in force. The daemon
+// calls it for a sync that is still due after a replay. An error means that none was requested.
 func (r Replayer) Nudge(ctx context.Context, f rules.Family) error {
 	s, err := r.Kernel.Begin(ctx)
 	if err != nil {
@@ -85,7 +87,8 @@ func (r Replayer) Nudge(ctx context.Context, f rules.Family) error {
 	return errors.Join(err, s.Close())
 }
 
-// tablesWithProxy returns the guarded tables that have kube-proxy's canary.
+// tablesWithProxy returns the guarded tables that have kube-proxy's canary. nudge deletes it
+// there; OtherOwner takes it as evidence of a running kube-proxy.
 func tablesWithProxy(snapshot iptables.Snapshot) []rules.TableName {
 	var found []rules.TableName
 	for _, table := range protect.Tables() {
@@ -119,7 +122,7 @@ func ProxyLeft(snapshot iptables.Snapshot, found map[rules.TableName]Examined, l
 	return had
 }
 
-// proxyIn reports whether a table holds a chain of kube-proxy.
+// proxyIn reports whether a table holds a chain of kube-proxy. Then ProxyLeft is false.
 func proxyIn(t *rules.Table) bool {
 	return t != nil && slices.ContainsFunc(t.Chains, func(c rules.Chain) bool {
 		return c.Name == owners.ProxyCanary || owners.KubeProxys(c.Name)

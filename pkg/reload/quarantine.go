@@ -35,7 +35,7 @@ type QuarantinedRule struct {
 // A Quarantine holds the quarantined rules of each table. It is a value.
 type Quarantine map[rules.TableID][]QuarantinedRule
 
-// With returns q with other rules for one table.
+// With returns q with list as the quarantined rules of one table, in place of the former ones.
 func (q Quarantine) With(id rules.TableID, list []QuarantinedRule) Quarantine {
 	next := tableid.With(q, id, list)
 	if len(list) == 0 {
@@ -53,7 +53,8 @@ func (q *Quarantine) UnmarshalJSON(data []byte) error { return tableid.Unmarshal
 // Count returns how many rules are quarantined.
 func (q Quarantine) Count() int { return countAll(q) }
 
-// Split returns the rules that cannot be written, and the rules that wait for them.
+// Split returns the rules that cannot be written, and the rules that wait for them. An operator
+// may accept the loss of the former; then Readmit puts the latter back.
 func (q Quarantine) Split() (missing, waiting Quarantine) {
 	missing, waiting = Quarantine{}, Quarantine{}
 	for id, list := range q {
@@ -68,7 +69,8 @@ func (q Quarantine) Split() (missing, waiting Quarantine) {
 	return missing, waiting
 }
 
-// Standing returns the chains in the snapshot that quarantined rules waited for.
+// Standing returns the chains in the snapshot that quarantined rules waited for. If one is new,
+// the daemon tries to put the rules back.
 func (q Quarantine) Standing(snapshot iptables.Snapshot) map[iptables.Place]bool {
 	there := map[iptables.Place]bool{}
 	for t, list := range tableid.Of(q, snapshot.Family) {
@@ -90,9 +92,9 @@ type placedReasons map[string]reasons
 // anyChain means all chains of a table.
 const anyChain = ""
 
-// add notes why a rule cannot be written to a chain; anyChain: to no chain of the table.
-// refusals adds the rules that earlier runs and trials found refused, leave a rule that the
-// kernel named.
+// add notes why a rule must stay out of a chain; anyChain means all chains of the table.
+// refusals adds the rules that earlier runs and trials found refused. leave adds a rule that
+// the kernel named.
 func (p placedReasons) add(chain string, rule rules.Key, reason string) {
 	if p[chain] == nil {
 		p[chain] = reasons{}
@@ -100,7 +102,8 @@ func (p placedReasons) add(chain string, rule rules.Key, reason string) {
 	p[chain][rule] = reason
 }
 
-// of returns why a rule cannot be written to a chain.
+// of returns why a rule must not be written to a chain, so that it is quarantined. It returns
+// false if the rule may be written.
 func (p placedReasons) of(chain string, rule rules.Key) (reason string, has bool) {
 	if reason, has = p[chain][rule]; !has {
 		reason, has = p[anyChain][rule]
@@ -108,7 +111,8 @@ func (p placedReasons) of(chain string, rule rules.Key) (reason string, has bool
 	return reason, has
 }
 
-// refusedOf returns the refused rules of a list.
+// refusedOf returns the refused rules of a list. tryRules tries them first, because they are
+// the likely cause of the next refusal.
 func refusedOf(list []QuarantinedRule) reasons {
 	refused := reasons{}
 	for _, h := range list {
@@ -124,13 +128,15 @@ func (h QuarantinedRule) matches(chain string, r rules.Rule) bool {
 	return h.Chain == chain && h.Rule.Is(r)
 }
 
-// HeldBy returns a function that reports whether a list has a rule.
+// HeldBy returns a function that reports whether a list has a rule. releaseMissing calls it for
+// rules that flush records list as missing.
 func HeldBy(list []QuarantinedRule) func(QuarantinedRule) bool {
 	held := heldRules(list)
 	return func(h QuarantinedRule) bool { return held.has(h.Chain, h.Rule) }
 }
 
-// StandsIn returns a function that reports whether a section has a rule in its place.
+// StandsIn returns a function that reports whether a section has a rule in its place. A flush
+// record lists such a rule as missing no more. The function is for one goroutine.
 func StandsIn(s rules.Section) func(QuarantinedRule) bool {
 	chains := make(map[string][]rules.Rule, len(s.Chains))
 	for _, c := range s.Chains {
@@ -155,6 +161,8 @@ func StandsIn(s rules.Section) func(QuarantinedRule) bool {
 // copy may wait.
 type heldIndex map[string]map[rules.Key]int
 
+// heldRules counts the rules of a list by chain. The caller may change the result by add and
+// take.
 func heldRules(list []QuarantinedRule) heldIndex {
 	held := heldIndex{}
 	for _, h := range list {
@@ -163,6 +171,7 @@ func heldRules(list []QuarantinedRule) heldIndex {
 	return held
 }
 
+// add counts one copy more of a rule in a chain.
 func (x heldIndex) add(chain string, r rules.Rule) {
 	if x[chain] == nil {
 		x[chain] = map[rules.Key]int{}
@@ -172,7 +181,8 @@ func (x heldIndex) add(chain string, r rules.Rule) {
 
 func (x heldIndex) has(chain string, r rules.Rule) bool { return x[chain][r.Key()] > 0 }
 
-// take counts one copy less of a rule. It returns false if none is left.
+// take counts one copy less of a rule. It returns false if none is left: the rule in hand is
+// then not quarantined.
 func (x heldIndex) take(chain string, r rules.Rule) bool {
 	if !x.has(chain, r) {
 		return false
@@ -181,8 +191,9 @@ func (x heldIndex) take(chain string, r rules.Rule) bool {
 	return true
 }
 
-// without returns a section without its quarantined rules. The last of several copies are
-// quarantined, because waiting rules are behind rules that do not wait.
+// without returns a section without its quarantined rules, as the judge and the proof expect
+// it. The last of several copies are quarantined, because waiting rules are behind rules that
+// do not wait.
 func without(s rules.Section, list []QuarantinedRule) rules.Section {
 	if len(list) == 0 {
 		return s
@@ -215,8 +226,8 @@ func without(s rules.Section, list []QuarantinedRule) rules.Section {
 	return s
 }
 
-// WithoutQuarantined returns the learned generation without quarantined rules: an operator accepts
-// their loss.
+// WithoutQuarantined returns the learned generation without the rules of q. They no longer
+// count as lost: an operator accepted their loss, or their owner removed them.
 func (l Learned) WithoutQuarantined(q Quarantine) Learned {
 	for id, list := range q {
 		if s, known := l.Generation[id]; known {
@@ -226,7 +237,8 @@ func (l Learned) WithoutQuarantined(q Quarantine) Learned {
 	return l
 }
 
-// readmit plans to put back the quarantined rules that can be written by now.
+// readmit plans to put back the quarantined rules that can be written by now, for Readmit. It
+// returns nil if there are none, or if the table has a loss: a replay then decides about them.
 func readmit(task tableTask, nonce canary.Nonce) *tablePlan {
 	if len(task.quarantined) == 0 || task.seen.Err != nil || task.finding.Verdict.Loss() || task.finding.Verdict == canary.Unknown {
 		return nil
@@ -252,7 +264,8 @@ func readmit(task tableTask, nonce canary.Nonce) *tablePlan {
 	return plan
 }
 
-// reasonsOf returns the reasons of quarantined rules in one line, each reason once.
+// reasonsOf returns the reasons of quarantined rules in one line, each reason once and five at
+// most. quarantinedError shows them.
 func reasonsOf(list []QuarantinedRule) string {
 	var reasons []string
 	for _, h := range list {

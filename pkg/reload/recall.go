@@ -27,7 +27,9 @@ type RemovedRules struct {
 	gone    bool // the chain itself was removed
 }
 
-// RemovalOf returns the rules of was that is lacks. It is empty if there are none.
+// RemovalOf returns the rules of was that is lacks, two sections of table id. It is empty if
+// there are none. The daemon remembers removals that it learned: if the same process then
+// deletes marks, it was a purge, and Recall puts them back.
 func RemovalOf(id rules.TableID, was, is rules.Section, now time.Time) Removal {
 	r := Removal{Table: id, Time: now, jumps: was.Jumps, dependsOn: was.DependsOn}
 	find := finder(is.Chains)
@@ -49,8 +51,8 @@ func RemovalOf(id rules.TableID, was, is rules.Section, now time.Time) Removal {
 	return r
 }
 
-// finder returns a function that finds chains by name. Lookups nearly in the chains' order need no
-// index, which for 16,000 chains would take longer than all else.
+// finder returns a function that finds a chain's index by name. Lookups nearly in the chains'
+// order need no index, which for 16,000 chains would take longer than all else.
 func finder(chains []rules.Chain) func(name string) (int, bool) {
 	next, at := 0, map[string]int(nil)
 	return func(name string) (int, bool) {
@@ -77,7 +79,8 @@ func finder(chains []rules.Chain) func(name string) (int, bool) {
 // Empty reports whether nothing was removed.
 func (r Removal) Empty() bool { return len(r.Chains)+len(r.Jumps) == 0 }
 
-// Rules returns how many rules the removal keeps in memory.
+// Rules returns how many rules the removal keeps in memory. The daemon forgets the oldest
+// removals if there are too many.
 func (r Removal) Rules() int {
 	n := len(r.jumps)
 	for _, c := range r.Chains {
@@ -86,14 +89,16 @@ func (r Removal) Rules() int {
 	return n
 }
 
-// Without returns the removal without the rules and jumps of these chains.
+// Without returns the removal without the rules and jumps of these chains: a recall has decided
+// about them.
 func (r Removal) Without(chain func(string) bool) Removal {
 	r.Chains = slices.DeleteFunc(slices.Clone(r.Chains), func(c RemovedRules) bool { return chain(c.Chain) })
 	r.Jumps = slices.DeleteFunc(slices.Clone(r.Jumps), func(h rules.Jump) bool { return chain(h.Chain) })
 	return r
 }
 
-// In returns the chains that lost rules, and the built-in chains that lost jumps.
+// In returns the chains that lost rules, and the built-in chains that lost jumps. The daemon
+// searches for the processes that wrote to them.
 func (r Removal) In() []string {
 	var list []string
 	for _, c := range r.Chains {
@@ -113,7 +118,7 @@ type recalledKey struct{ chain, target string }
 // Has reports whether rules of a chain were recalled, or a built-in chain's jump to target.
 func (r Recalled) Has(chain, target string) bool { return r[recalledKey{chain, target}] }
 
-// With returns the chains and jumps of both.
+// With returns the chains and jumps of both. One purge may cause several recalls.
 func (r Recalled) With(more Recalled) Recalled {
 	all := Recalled{}
 	maps.Copy(all, r)
@@ -121,10 +126,10 @@ func (r Recalled) With(more Recalled) Recalled {
 	return all
 }
 
-// Recall puts the rules of one table's removals back into the generation, the newest removal first.
-// It also returns the chains and jumps that it put back. purged reports whether no owner made the
-// i-th removal from a chain. A chain that another process has changed since stays as it is, unless
-// many owners share it.
+// Recall puts the rules of one table's removals back into the generation, the newest removal
+// first. It also returns the chains and jumps that it put back. purged reports whether no owner
+// made the i-th removal from a chain. A chain that another process has changed since stays as
+// it is, unless many owners share it; a nil shared means none.
 func (l Learned) Recall(list []Removal, purged func(i int, chain string) bool, shared func(chain string) bool) (Learned, Recalled) {
 	recalled := Recalled{}
 	if len(list) == 0 {
@@ -176,15 +181,16 @@ func (l Learned) Recall(list []Removal, purged func(i int, chain string) bool, s
 	return l, recalled
 }
 
-// superseded reports whether now has a jump to the target of h that before lacks: its owner rewrote
-// it.
+// superseded reports whether now has a jump to the target of h that before lacks: its owner
+// rewrote it, so Recall leaves h out.
 func superseded(before, now []rules.Jump, h rules.Jump) bool {
 	return !h.Named && slices.ContainsFunc(now, func(k rules.Jump) bool {
 		return k.Chain == h.Chain && k.Rule.Target == h.Rule.Target && !slices.ContainsFunc(before, k.Same)
 	})
 }
 
-// withMissing returns standing with the rules of wanted that it lacks, each in its place.
+// withMissing returns standing with the rules of wanted that it lacks, each behind the rule
+// that preceded it. Recall restores a chain's rules with it.
 func withMissing(standing, wanted []rules.Rule) []rules.Rule {
 	l := newLayout(standing, wanted)
 	next := 0

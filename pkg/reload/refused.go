@@ -26,7 +26,7 @@ type Refusals map[rules.TableID][]Refusal
 // Count returns how many refusals there are.
 func (r Refusals) Count() int { return countAll(r) }
 
-// countAll returns how many elements the lists of all tables have.
+// countAll returns how many elements the lists of all tables have, for both Count methods.
 func countAll[T any](lists map[rules.TableID][]T) int {
 	n := 0
 	for _, list := range lists {
@@ -36,7 +36,7 @@ func countAll[T any](lists map[rules.TableID][]T) int {
 }
 
 // After returns the refusals after another try. Tables that the try did not reach keep their
-// refusals.
+// refusals. The daemon passes them to the next job, and shows them in its status.
 func (r Refusals) After(result Result) Refusals {
 	next := Refusals{}
 	for _, f := range rules.Families() {
@@ -70,8 +70,8 @@ func (t *familyRun) skipRefused(plan tablePlan, trial trial, claimed func(chain 
 		t.family, plan.table, len(list), list[0].Reason)}
 }
 
-// refusalsIn returns the claimed rules of a plan that its trial found refused. If claimed is nil,
-// all rules count as claimed.
+// refusalsIn returns the claimed rules of a plan that its trial found refused. If there are
+// any, a strict job skips the table. If claimed is nil, all rules count as claimed.
 func refusalsIn(plan tablePlan, trial trial, claimed func(chain string) bool) []Refusal {
 	if claimed == nil {
 		claimed = func(string) bool { return true }
@@ -97,9 +97,9 @@ func refusalsIn(plan tablePlan, trial trial, claimed func(chain string) bool) []
 	return list
 }
 
-// Try checks whether the kernel takes the rules of a generation, and returns the refused rules. It
-// writes them to a chain that nothing jumps to, and deletes that chain. Only the named families are
-// tried.
+// Try checks whether the kernel takes the rules of a generation, and returns the refused rules.
+// It writes them to a chain that nothing jumps to, and deletes that chain. Only the named
+// families are tried. The command that checks declared rules calls it.
 func (r Replayer) Try(ctx context.Context, g rules.Generation, families ...rules.Family) (refused Refusals, err error) {
 	s, err := r.Kernel.Begin(ctx)
 	if err != nil {
@@ -127,7 +127,8 @@ func (r Replayer) Try(ctx context.Context, g rules.Generation, families ...rules
 	return Refusals{}.After(result), nil
 }
 
-// reportSkipped records in the result why tables are skipped.
+// reportSkipped records in the result why a strict job skips tables. plan calls it after it has
+// made a new result.
 func (t *familyRun) reportSkipped() {
 	for table, skipped := range t.skipped {
 		tr := t.result.Tables[table]
@@ -136,8 +137,9 @@ func (t *familyRun) reportSkipped() {
 	}
 }
 
-// refusalOf returns the refusal in an error; nil if there is none. A lock of another process is no
-// refusal: the kernel did not see the rules.
+// refusalOf returns the refusal in an error; nil if there is none. Only after a refusal are the
+// rules searched for its cause. A lock of another process is no refusal: the kernel did not see
+// the rules.
 func refusalOf(err error) *iptables.RestoreError {
 	refused, ok := errors.AsType[*iptables.RestoreError](err)
 	if !ok || refused.Exit < 0 || refused.Reason == iptables.ReasonLock {
@@ -146,8 +148,8 @@ func refusalOf(err error) *iptables.RestoreError {
 	return refused
 }
 
-// refusedAsAWhole returns the refusal of a table for which no single rule is the cause; nil if the
-// error is no refusal.
+// refusedAsAWhole returns the refusal of a table for which no single rule is the cause, for
+// TableResult.Refused; nil if the error is no refusal.
 func refusedAsAWhole(err error) []Refusal {
 	if refused := refusalOf(err); refused != nil {
 		return []Refusal{{Reason: err.Error(), Class: refused.Reason}}
@@ -155,7 +157,8 @@ func refusedAsAWhole(err error) []Refusal {
 	return nil
 }
 
-// classOf returns the class of the error for which a rule is refused.
+// classOf returns the class of the error for which a rule is refused, for Refusal.Class;
+// ReasonOther if it is no refusal of iptables.
 func classOf(err error) iptables.Reason {
 	if refused, ok := errors.AsType[*iptables.RestoreError](err); ok {
 		return refused.Reason

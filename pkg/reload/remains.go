@@ -70,8 +70,9 @@ func (s *Store) Remains(booted time.Time) (Remains, bool) {
 // errNoGeneration: neither the state nor a generation of this boot can be read.
 var errNoGeneration = errors.New("no generation of this boot can be read")
 
-// newestHere returns the generation with that ID or, if that is unreadable, the newest readable one
-// of this boot and network namespace. The error is why other rules may have been in force.
+// newestHere returns the generation with that ID or, if that is unreadable, the newest readable
+// one of this boot and network namespace. The error is why other rules may have been in force.
+// Remains shows it as Unread.
 func (s *Store) newestHere(id string) (Stored, error) {
 	var unread error
 	if id != "" {
@@ -112,8 +113,9 @@ func (s *Store) sameNode(o Identity) error {
 // sameNode reports whether both identities are of the same boot and network namespace.
 func (i Identity) sameNode(o Identity) bool { return i.BootID == o.BootID && i.NetNS == o.NetNS }
 
-// LastBackend returns the backend that the last run guarded. It is "" if that run was of another
-// boot or network namespace, or if its state cannot be read. The folder need not exist.
+// LastBackend returns the backend that the last run guarded, for the choice of the backend at
+// the start. It is "" if that run was of another boot or network namespace, or if its state
+// cannot be read. The folder need not exist.
 func LastBackend(dir string, here Identity) string {
 	text, err := private.Read(filepath.Join(dir, stateFile), maxStored)
 	if err != nil {
@@ -153,8 +155,9 @@ func (s *Store) SavePending(p Pending) error {
 	return nil
 }
 
-// LoadPending returns the loss that waits. The error is ErrNothingStored, is ErrForeign if the loss
-// is of another boot or network namespace, or names the broken part.
+// LoadPending returns the loss that waits, and keeps its generation until ForgetPending. The
+// error is ErrNothingStored, is ErrForeign if the loss is of another boot or network namespace,
+// or names the broken part.
 func (s *Store) LoadPending() (Pending, error) {
 	var p Pending
 	if err := s.read(s.PendingPath(), &p); err != nil {

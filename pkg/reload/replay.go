@@ -229,7 +229,7 @@ func (r FamilyResult) Beaten() bool {
 	return r.otherWrote && !r.Outcome.Done() && (!refused || r.overtaken)
 }
 
-// DoneExceptQuarantined reports whether everything but the quarantined rules is proved.
+// DoneExceptQuarantined reports whether only quarantined rules are unproved: no retry is due.
 func (r FamilyResult) DoneExceptQuarantined() bool {
 	left := 0
 	for _, tr := range r.Tables {
@@ -332,7 +332,7 @@ func (r Replayer) RemoveDoubles(ctx context.Context, job Job) (Result, error) {
 	return r.each(ctx, job, action{plan: removeDoubles})
 }
 
-// Remove deletes every canary and witness and, with everything, the protected chains and jumps too.
+// Remove deletes all marks and, with everything, protected chains and jumps too, for a cleanup.
 func (r Replayer) Remove(ctx context.Context, job Job, everything bool) (Result, error) {
 	remove := func(task tableTask, _ canary.Nonce) *tablePlan {
 		if task.seen.Err != nil || task.seen.Table == nil {
@@ -346,7 +346,7 @@ func (r Replayer) Remove(ctx context.Context, job Job, everything bool) (Result,
 	return r.each(ctx, job, action{plan: remove, mayWriteUnguarded: true})
 }
 
-// each runs one action for every family of the job in one session.
+// each runs one action for every family of the job in one session, for the exported methods.
 func (r Replayer) each(ctx context.Context, job Job, do action) (Result, error) {
 	s, err := r.Kernel.Begin(ctx)
 	if err != nil {
@@ -388,7 +388,7 @@ func (t tableTask) vacant() bool {
 	return t.absent() && t.want.Mark.Nonce == "" && t.want.Section.Bare()
 }
 
-// heal plans a replay for a table that has a loss.
+// heal plans a replay for a table with a loss. If only a drill took the canary, it plans marks.
 func heal(task tableTask, nonce canary.Nonce) *tablePlan {
 	if !task.finding.Verdict.Loss() {
 		return nil
@@ -400,7 +400,7 @@ func heal(task tableTask, nonce canary.Nonce) *tablePlan {
 	return composeReplay(task, nonce)
 }
 
-// force plans to write the complete generation to a table.
+// force plans to write the complete generation to a table, for Force and PreviewForce.
 func force(task tableTask, nonce canary.Nonce) *tablePlan {
 	if task.seen.Err != nil || !task.known || task.vacant() || task.want.Needless(task.seen) {
 		return nil
@@ -412,8 +412,8 @@ func force(task tableTask, nonce canary.Nonce) *tablePlan {
 	return composeReplay(task, nonce)
 }
 
-// plant plans marks for a table that lacks some. Its witnesses are for the chains that have jumps
-// now.
+// plant plans marks for a table that lacks some, for Replant and plantFirst. Its witnesses are
+// for the chains that have jumps now.
 func plant(task tableTask, nonce canary.Nonce) *tablePlan {
 	unplanted := task.seen.Err == nil && task.want.Mark.Nonce == ""
 	if !unplanted && !task.finding.MarkLost && len(task.finding.Witnesses) == 0 || task.leaveAbsent && task.vacant() {
@@ -429,7 +429,7 @@ func plant(task tableTask, nonce canary.Nonce) *tablePlan {
 	return composePlant(task, nonce)
 }
 
-// plantFirst plans marks for a table that never had any.
+// plantFirst plans marks for a table that never had any, for Plant.
 func plantFirst(task tableTask, nonce canary.Nonce) *tablePlan {
 	if task.want.Mark.Nonce != "" {
 		return nil
@@ -437,7 +437,7 @@ func plantFirst(task tableTask, nonce canary.Nonce) *tablePlan {
 	return plant(task, nonce)
 }
 
-// rotate plans new marks for an intact table.
+// rotate plans marks with a new nonce for an intact or changed table, for Rotate.
 func rotate(task tableTask, nonce canary.Nonce) *tablePlan {
 	if v := task.finding.Verdict; v != canary.Intact && v != canary.Changed || task.want.Mark.Nonce == "" {
 		return nil

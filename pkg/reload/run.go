@@ -86,9 +86,10 @@ func newFamilyRun(f rules.Family, m Memory) *familyRun {
 // stale reports whether the kernel refused the write because another process wrote after the read.
 func (t *familyRun) stale() bool { return errors.Is(t.answer.Err, nft.ErrStale) }
 
-// families reads and plans every family, writes all of them by one restore, and proves each by a
-// second read. A long replay is written in two stages. A family is tried again if another process
-// wrote before the end of the restore, or if a trial found rules to leave out.
+// families reads and plans every family, writes all of them by one restore, and proves each by
+// a second read. each calls it. A long replay is written in two stages. A family is tried again
+// if another process wrote before the end of the restore, or if a trial found rules to leave
+// out.
 func (r run) families(ctx context.Context) Result {
 	result := Result{}
 	end := func(t *familyRun) {
@@ -174,6 +175,7 @@ func (r run) writeFamilies(ctx context.Context, planned []*familyRun, try int) (
 }
 
 // planFamilies plans families, and returns the families to which something is to be written.
+// The caller ends the others: their result is complete.
 func (r run) planFamilies(ctx context.Context, runs []*familyRun) []*familyRun {
 	var planned []*familyRun
 	for _, t := range runs {
@@ -224,9 +226,9 @@ func (t *familyRun) withTriedMarks(marks canary.Marks) canary.Marks {
 	return marks
 }
 
-// keepReport keeps the results of tables that an earlier write of this run put back, while other
-// tables are written again. Otherwise canaryd would forget the quarantined rules, and the flush
-// record would lack the lost rules.
+// keepReport keeps the results of tables that an earlier write of this run put back, while
+// other tables are written again. before has the results of all tables until now. Otherwise
+// canaryd would forget the quarantined rules, and the flush record would lack the lost rules.
 func (t *familyRun) keepReport(before map[rules.TableName]TableResult) {
 	for table, old := range before {
 		now := t.result.Tables[table]
@@ -267,7 +269,8 @@ func (r run) announceMarks(marks canary.Marks, runs []*familyRun) canary.Marks {
 }
 
 // plan reads one family under guard, judges its tables and plans the write. It returns false if
-// there is nothing to write; the result says why.
+// there is nothing to write; the result says why. planFamilies calls it before each try, and
+// preview.
 func (r run) plan(ctx context.Context, t *familyRun) bool {
 	if t.start.IsZero() {
 		t.start = time.Now()
@@ -351,7 +354,8 @@ func (r run) refusals(t *familyRun, task tableTask) placedReasons {
 	return all
 }
 
-// examine reads one family under guard and judges its tables.
+// examine reads one family under guard and judges its tables, for plan and for a drill. The
+// tasks are the tables that may be planned.
 func (r Replayer) examine(ctx context.Context, s iptables.Session, f rules.Family, job Job) ([]tableTask, iptables.Snapshot, error) {
 	snapshot, err := s.Read(ctx, f)
 	if err != nil {
@@ -382,7 +386,8 @@ func (j Job) withTexts(s iptables.Session, f rules.Family) rules.Generation {
 	})
 }
 
-// newResult returns the result of a family that was judged and not written yet.
+// newResult returns the result of a family that was judged and not written yet. plan calls it;
+// prove adds the effect of the write.
 func newResult(tasks []tableTask) FamilyResult {
 	result := FamilyResult{Tables: map[rules.TableName]TableResult{}}
 	for _, task := range tasks {

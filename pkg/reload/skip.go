@@ -27,8 +27,8 @@ func (r run) skipTable(t *familyRun) bool {
 	return true
 }
 
-// misfit returns why a plan must not be written: a step is for a built-in chain in which rules of
-// iptables have no effect.
+// misfit returns why a plan must not be written: a step is for a built-in chain in which rules
+// of iptables have no effect. misfits are from the guarded read. nil: it may be written.
 func misfit(plan tablePlan, misfits map[iptables.Place]error) error {
 	for place, why := range misfits {
 		if place.Table == plan.table && slices.ContainsFunc(plan.script.Steps, func(s iptables.Step) bool { return s.Chain == place.Chain }) {
@@ -55,7 +55,8 @@ func (t *familyRun) withoutSkipped(plans []tablePlan) []tablePlan {
 	return slices.DeleteFunc(plans, func(p tablePlan) bool { return t.skipped[p.table].err != nil || t.misfits[p.table] != nil })
 }
 
-// skippedErr returns why tables were skipped, nil if none was.
+// skippedErr returns why tables were skipped, nil if none was. prove and outcomeWithoutWrite
+// put it into the family's result.
 func (t *familyRun) skippedErr() error {
 	var errs []error
 	for _, table := range protect.Tables() {

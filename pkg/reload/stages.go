@@ -15,7 +15,7 @@ import (
 // nft, so that all tables are back at the same time.
 const stagesFrom = 100 * time.Millisecond
 
-// stageOf returns the stage to which a table belongs: 0 if it decides about packets, 1 if it
+// stageOf returns the stage in which a table is written: 0 if it decides about packets, 1 if it
 // translates them.
 func stageOf(table rules.TableName) int {
 	if table == rules.Nat {
@@ -36,7 +36,8 @@ const (
 	paceFrom = 500
 )
 
-// Estimate returns how long so many rules take.
+// Estimate returns how long so many rules take. A replay that takes longer than stagesFrom is
+// written in two stages.
 func (p Pace) Estimate(rules int) time.Duration {
 	if p == 0 {
 		p = firstPace
@@ -44,7 +45,8 @@ func (p Pace) Estimate(rules int) time.Duration {
 	return time.Duration(rules) * time.Duration(p)
 }
 
-// After returns the pace after a replay.
+// After returns the pace after a replay, for the next Job. A replay of few rules does not
+// change it.
 func (p Pace) After(result Result) Pace {
 	rules, took := 0, time.Duration(0)
 	for _, fr := range result {
@@ -58,6 +60,7 @@ func (p Pace) After(result Result) Pace {
 }
 
 // write writes the planned steps that are not written yet, and records the kernel's answer.
+// restore is the session's Restore, or RestoreAnyway to write without a guard.
 func (r run) write(ctx context.Context, runs []*familyRun, restore func(context.Context, ...iptables.Payload) map[rules.Family]iptables.Written) {
 	if len(runs) == 0 {
 		return
@@ -72,7 +75,8 @@ func (r run) write(ctx context.Context, runs []*familyRun, restore func(context.
 	}
 }
 
-// chooseStages decides whether the plans are written in stages.
+// chooseStages decides whether the plans are written in stages, and then sorts them. They are
+// if the action allows it and the write will take long.
 func (r run) chooseStages(runs []*familyRun) {
 	steps := 0
 	for _, t := range runs {
@@ -93,7 +97,8 @@ func sortByStage(plans []tablePlan) {
 	slices.SortStableFunc(plans, func(a, b tablePlan) int { return stageOf(a.table) - stageOf(b.table) })
 }
 
-// payloads returns the steps to write, a payload for each stage.
+// payloads returns the steps to write, a payload for each stage. The session writes them in
+// this order. Without stages there is one for all tables.
 func payloads(runs []*familyRun) []iptables.Payload {
 	stages := []iptables.Payload{{}, {}}
 	for _, t := range runs {
@@ -109,7 +114,8 @@ func payloads(runs []*familyRun) []iptables.Payload {
 	return slices.DeleteFunc(stages, func(p iptables.Payload) bool { return len(p) == 0 })
 }
 
-// pending returns the plans that are not written yet.
+// pending returns the plans that are not written yet. payloads writes these, and bisect tries
+// their rules after a refusal.
 func (t *familyRun) pending() []tablePlan {
 	var pending []tablePlan
 	for _, p := range t.plans {
@@ -120,8 +126,8 @@ func (t *familyRun) pending() []tablePlan {
 	return pending
 }
 
-// recordWrite records the result of a write. A stale stage was not written, and neither was a stage
-// behind a failed one.
+// recordWrite records the result of a write in sent, written and answer, for the next try and
+// the proof. A stale stage was not written, and neither was a stage behind a failed one.
 func (t *familyRun) recordWrite(payloads []iptables.Payload, w iptables.Written) {
 	if t.sent == nil { // of this try
 		t.sent, t.written = map[rules.TableName]bool{}, map[rules.TableName]bool{}

@@ -113,7 +113,8 @@ type Pause struct {
 // Tables is a set of tables. It is a value.
 type Tables map[rules.Family][]rules.TableName
 
-// With returns the tables with one more.
+// With returns the tables with one more. The daemon notes in MadeTables each table that its
+// write made.
 func (m Tables) With(f rules.Family, t rules.TableName) Tables {
 	if slices.Contains(m[f], t) {
 		return m
@@ -174,7 +175,9 @@ func (s *Store) Remade() int { return s.remade }
 // the store was opened.
 func (s *Store) Holds() bool { return s.written != "" }
 
-// formatOf returns the format of a file about these tables.
+// formatOf returns the format for a file about these tables, for Save, SaveState and saveNote.
+// It is everywhere unless a table is guarded on demand, so that an older canaryd can read the
+// file.
 func formatOf[M ~map[rules.TableID]V, V any](tables M) int {
 	for id := range tables {
 		if protect.OnDemand(id.Name) {
@@ -247,7 +250,8 @@ func (s *Store) Forget() error {
 	return removeFile(s.ownersPath(), "the state")
 }
 
-// removeFile removes a file, if it exists. what names its content in the error.
+// removeFile removes a file, if it exists. what names its content in the error. The folder may
+// be on a read-only disk.
 func removeFile(path, what string) error {
 	err := os.Remove(path)
 	if err == nil {
@@ -297,8 +301,9 @@ func (s *Store) Load(id string) (Stored, error) {
 	return stored, err
 }
 
-// loadIf returns the generation with that ID, and its base, if check accepts its identity. If there
-// is none, the error names the generations that can be restored.
+// loadIf returns the generation with that ID, and its base, if check accepts its identity. Load
+// accepts only the store's own identity, LoadHere any of this boot. If there is none, the error
+// names the generations that can be restored.
 func (s *Store) loadIf(id string, check func(Identity) error) (Stored, *base, error) {
 	stored, rests, err := s.load(id, check)
 	if errors.Is(err, ErrNothingStored) && idPattern.MatchString(id) {
@@ -307,7 +312,8 @@ func (s *Store) loadIf(id string, check func(Identity) error) (Stored, *base, er
 	return stored, rests, err
 }
 
-// checkContent returns nil if the content of a generation's file matches its name.
+// checkContent returns nil if the content of a generation's file matches its name. load calls
+// it, so that no damaged generation is replayed.
 func checkContent(stored Stored, id string) error {
 	if err := rules.Validate(stored.Generation); err != nil {
 		return fmt.Errorf("stored generation %s: %w", id, err)
@@ -321,7 +327,7 @@ func checkContent(stored Stored, id string) error {
 var idPattern = regexp.MustCompile(`^[0-9a-f]{12}$`)
 
 // checkIdentity returns nil if o is the store's identity, else ErrForeign with the first
-// difference.
+// difference. LoadState and Load refuse such a file; lists show the error in Foreign.
 func (s *Store) checkIdentity(o Identity) error {
 	for _, c := range []struct{ what, stored, now string }{
 		{"boot", o.BootID, s.identity.BootID},
@@ -355,6 +361,8 @@ func (s *Store) write(path string, value any) error {
 	return s.put(path, data)
 }
 
+// put writes data to a file of the folder, for write and SaveState. It refuses data that read
+// would refuse as too large.
 func (s *Store) put(path string, data []byte) error {
 	if len(data) > maxStored {
 		return fmt.Errorf("%s would have %d MiB, and canaryd reads %d at most", path, len(data)>>20, maxStored>>20)
@@ -366,8 +374,9 @@ func (s *Store) put(path string, data []byte) error {
 // read reads a file of this format or of an older one.
 func (s *Store) read(path string, value any) error { return readFile(path, format, value) }
 
-// readFile reads a JSON file whose format may be as new as newest. It knows every field, or the
-// file is corrupt.
+// readFile reads a JSON file into value. The file's format may be as new as newest; the error
+// of a newer one is ErrNewer. A missing file is ErrNothingStored, and an unknown field counts
+// as damage.
 func readFile(path string, newest int, value any) error {
 	file, err := private.Open(path, os.O_RDONLY)
 	if errors.Is(err, fs.ErrNotExist) {

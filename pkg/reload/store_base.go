@@ -53,7 +53,7 @@ func (s *Store) folder() string { return filepath.Join(s.dir, generationsFolder)
 func (s *Store) basePath(name string) string { return filepath.Join(s.folder(), name+baseSuffix) }
 
 // writeBase writes the chains and jumps of g line by line. As one piece of JSON they would take
-// three times their size in memory.
+// three times their size in memory. encode calls it if no known base fits a generation.
 func (s *Store) writeBase(g rules.Generation) (*base, error) {
 	b := base{print: fingerprintOf(g)}
 	err := private.Stream(s.folder(), func(file io.Writer) (string, error) {
@@ -117,7 +117,8 @@ func encodeBase(w io.Writer, g rules.Generation) error {
 // errNoBase: the base of a generation does not exist.
 var errNoBase = errors.New("the file that it rests on is missing")
 
-// readBase returns the chains and jumps of a base, if its content matches its name.
+// readBase returns the chains and jumps of a base, if its content matches its name. resolve
+// needs it to load a generation; errNoBase means that the file is missing.
 func (s *Store) readBase(name string) (rules.Generation, error) {
 	if !baseName.MatchString(name) {
 		return nil, fmt.Errorf("%q is not the name of a base", name)

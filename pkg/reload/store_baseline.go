@@ -57,7 +57,8 @@ func (s *Store) LoadBaseline() (Baseline, error) {
 	return b, err
 }
 
-// readBaseline reads a baseline's file and checks its content.
+// readBaseline reads a baseline's file and checks its content, for LoadBaseline. A missing file
+// is ErrNothingStored.
 func readBaseline(path string) (Baseline, error) {
 	var b Baseline
 	if err := readFile(path, baselineFormat, &b); err != nil {

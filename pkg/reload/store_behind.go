@@ -34,7 +34,7 @@ type BehindTable struct {
 	Witness string `json:"witness,omitempty"`
 }
 
-// Table returns the table of that name.
+// Table returns the table of that name; false if the note has none.
 func (b Behind) Table(name string) (BehindTable, bool) {
 	for _, t := range b.Tables {
 		if t.Name == name {
@@ -74,7 +74,8 @@ func (s *Store) KeepAside(folder string) {
 
 func (s *Store) behindPath() string { return filepath.Join(s.aside, "behind.json") }
 
-// SaveBehind notes that the state on disk is behind, or with nil that it is not.
+// SaveBehind notes that the state on disk is behind, or with nil that it is not. It sets
+// b.Stored. The next start then knows that newer rules were in force.
 func (s *Store) SaveBehind(b *Behind) error {
 	if s.note.Behind = b; b != nil {
 		b.Stored = s.stateID
@@ -121,6 +122,9 @@ func (s *Store) LoadNativeBehind(stored string) (Behind, error) {
 	return s.loadNote(&s.note.Native, stored)
 }
 
+// loadNote returns the note in *of, if it is about the stored state with this ID or digest.
+// Otherwise it forgets the note. The error is ErrNothingStored, or why the file could not be
+// read.
 func (s *Store) loadNote(of **Behind, stored string) (Behind, error) {
 	if b := *of; s.noteErr == nil && b != nil && b.Stored == stored {
 		return *b, nil

@@ -69,7 +69,8 @@ type record struct {
 	iptables.RawRule
 }
 
-// hash identifies a record in this process.
+// hash identifies a record in this process. The file is searched by it, so that no rule is
+// written twice.
 func (r record) hash() uint64 {
 	var h maphash.Hash
 	h.SetSeed(seed)
@@ -80,7 +81,8 @@ func (r record) hash() uint64 {
 	return h.Sum64()
 }
 
-// write writes the record: family, and text and bytes with the length before each.
+// write writes the record for readRecord: family, and text and bytes with the length before
+// each.
 func (r record) write(out io.Writer) error {
 	head := binary.AppendUvarint([]byte{byte(r.family)}, uint64(len(r.Text)))
 	head = binary.AppendUvarint(append(head, r.Text...), uint64(len(r.Bytes)))
@@ -91,7 +93,8 @@ func (r record) write(out io.Writer) error {
 	return err
 }
 
-// readRecord reads a record that write wrote. The bytes are in room.
+// readRecord reads a record that write wrote, for records. The bytes are in room, which the
+// next call overwrites. The error is io.EOF at a member's end, and errRecord after damage.
 func readRecord(in *bufio.Reader, room *[]byte) (r record, err error) {
 	family, err := in.ReadByte()
 	if err != nil {
@@ -117,8 +120,8 @@ func readRecord(in *bufio.Reader, room *[]byte) (r record, err error) {
 
 var errRecord = errors.New("no record of a rule")
 
-// each calls do for each record of the members with a valid checksum, and returns the file's size.
-// On an error, do has run for the records before it.
+// each calls do for each record of the members with a valid checksum, and returns the file's
+// size. On an error, do has run for the records before it. earlier and rewrite call it.
 func (b *byteFile) each(do func(record)) (size int64, err error) {
 	held := 0 // records of the members whose checksum holds
 	n := 0
@@ -139,8 +142,8 @@ func (b *byteFile) each(do func(record)) (size int64, err error) {
 	return size, err
 }
 
-// records calls do for each record of the file, and held after each member with a valid checksum.
-// It returns the file's size.
+// records calls do for each record of the file, and held after each member with a valid
+// checksum. It returns the file's size. An error of do ends the reading. each and scan call it.
 func (b *byteFile) records(do func(record) error, held func()) (size int64, err error) {
 	file, err := private.Open(b.path, os.O_RDONLY)
 	if err != nil {
@@ -193,7 +196,8 @@ func (b *byteFile) records(do func(record) error, held func()) (size int64, err 
 	}
 }
 
-// checkHead reads the head.
+// checkHead reads the head for records. It returns ErrForeign if the file is bound to another
+// Identity; the next save then writes the file again.
 func (b *byteFile) checkHead(in *bufio.Reader) error {
 	line, err := in.ReadSlice('\n')
 	var head byteFileHead
@@ -220,7 +224,8 @@ func (b *byteFile) earlier(f rules.Family, add func(iptables.RawRule)) {
 	})
 }
 
-// save adds the rules of a generation that the file does not have.
+// save adds the rules of a generation that the file does not have, with their bytes from a
+// source. It writes the whole file again if that is unusable, half full, or has many old rules.
 func (b *byteFile) save(g rules.Generation, from RawSource) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -262,8 +267,8 @@ func (b *byteFile) save(g rules.Generation, from RawSource) error {
 	return nil
 }
 
-// scan reads the rules of the file. A file that was made elsewhere, is damaged or missing is
-// written again.
+// scan reads the hashes of the rules in the file, for save. A file that was made elsewhere, is
+// damaged or missing gets size 0, and is written again.
 func (b *byteFile) scan() {
 	b.read, b.known, b.saved = true, nil, nil
 	size, err := b.records(func(r record) error { b.known = append(b.known, r.hash()); return nil }, func() {})
@@ -273,6 +278,8 @@ func (b *byteFile) scan() {
 	b.took(nil, size, nil)
 }
 
+// took notes the file's content after a read or a write: its size, the hashes in added, and
+// that it has the rules of g. scan knows no generation, and passes nil.
 func (b *byteFile) took(g rules.Generation, size int64, added []uint64) {
 	b.known = append(b.known, added...)
 	slices.Sort(b.known)
@@ -280,9 +287,9 @@ func (b *byteFile) took(g rules.Generation, size int64, added []uint64) {
 	b.saved, b.size = g, size
 }
 
-// missing calls write for each rule that the file does not have, and returns their hashes. It does
-// not search chains that share memory with the last save again: there may be tens of thousands of
-// rules.
+// missing calls write for each rule that the file does not have, and returns their hashes. save
+// and rewrite call it. A rule whose bytes from does not know is left out. It does not search
+// chains that share memory with the last save again: there may be tens of thousands of rules.
 func (b *byteFile) missing(g rules.Generation, from RawSource, write func(record) error) (added []uint64, err error) {
 	met := map[uint64]bool{}
 	var room []byte

@@ -45,6 +45,7 @@ type piece[T any] struct {
 	made        *T
 }
 
+// MarshalJSON writes [from,count] for elements of the base, or else the new element.
 func (p piece[T]) MarshalJSON() ([]byte, error) {
 	if p.made == nil {
 		return json.Marshal([2]int{p.from, p.count})
@@ -52,6 +53,8 @@ func (p piece[T]) MarshalJSON() ([]byte, error) {
 	return json.Marshal(p.made)
 }
 
+// UnmarshalJSON reads a run [from,count] or a new element. Another list or an unknown field is
+// an error: the generation's file is corrupt.
 func (p *piece[T]) UnmarshalJSON(text []byte) error {
 	if text[0] == '[' {
 		var run []int
@@ -70,8 +73,9 @@ func (p *piece[T]) UnmarshalJSON(text []byte) error {
 	return decoder.Decode(p.made)
 }
 
-// expand returns the list that is made of pieces. It takes each element of the base at most once,
-// so that a small file cannot become a large list.
+// expand returns the list that pieces make of from, the base's list. element converts a new
+// element. It takes each element of the base at most once, so that a small file cannot become a
+// large list. apply uses it for chains, their rules and jumps.
 func expand[T, E any](pieces []piece[T], from []E, element func(T) (E, error)) ([]E, error) {
 	taken := make([]bool, len(from))
 	var list []E
@@ -98,7 +102,8 @@ func expand[T, E any](pieces []piece[T], from []E, element func(T) (E, error)) (
 	return list, nil
 }
 
-// apply returns the generation that d makes of a base.
+// apply returns the generation that d makes of a base. resolve calls it to load a generation;
+// an error means that its file is corrupt.
 func (d difference) apply(to rules.Generation) (rules.Generation, error) {
 	g := rules.Generation{}
 	for id, change := range d {
@@ -136,7 +141,8 @@ func (d sectionDifference) apply(to rules.Section) (rules.Section, error) {
 	return section, err
 }
 
-// size estimates how many bytes d takes on disk.
+// size estimates how many bytes d takes on disk. If that is too much, encode writes another
+// base.
 func (d difference) size() int64 {
 	const run = len(`[12345,12345],`)
 	n := 0
@@ -183,7 +189,8 @@ var seed = maphash.MakeSeed()
 
 func hashText(text string) uint64 { return maphash.String(seed, text) }
 
-// hashChain returns the hash of a chain, and appends the hashes of its rules to all.
+// hashChain returns the hash of a chain, and appends the hashes of its rules to all. An equal
+// chain of the base need not be stored again; in another one its equal rules need not.
 func hashChain(c rules.Chain, all []uint64) (uint64, []uint64) {
 	var h maphash.Hash
 	h.SetSeed(seed)
@@ -202,7 +209,8 @@ func hashChain(c rules.Chain, all []uint64) (uint64, []uint64) {
 	return h.Sum64(), all
 }
 
-// hashJumps returns the hash of each jump with its anchor.
+// hashJumps returns the hash of each jump with its anchor, for a base and for a generation that
+// is compared with it.
 func hashJumps(jumps []rules.Jump) []uint64 {
 	hashes := make([]uint64, len(jumps))
 	for i, h := range jumps {
@@ -211,7 +219,8 @@ func hashJumps(jumps []rules.Jump) []uint64 {
 	return hashes
 }
 
-// fingerprintOf returns the fingerprint of a generation that becomes a base.
+// fingerprintOf returns the fingerprint of a generation that becomes a base. The next
+// generations are compared with it.
 func fingerprintOf(g rules.Generation) fingerprint {
 	all := fingerprint{}
 	for id, section := range g {
@@ -230,7 +239,7 @@ func fingerprintOf(g rules.Generation) fingerprint {
 	return all
 }
 
-// difference returns the difference between g and the base with this fingerprint.
+// difference returns the difference between g and the base with this fingerprint, for encode.
 func (p fingerprint) difference(g rules.Generation) difference {
 	d := difference{}
 	for id, section := range g {
@@ -239,8 +248,8 @@ func (p fingerprint) difference(g rules.Generation) difference {
 	return d
 }
 
-// difference returns the pieces that make section of the base's section, of which it has the
-// hashes only. The zero sectionPrint is an empty base: then every piece is new.
+// difference returns the pieces that make section of the base's section. p has only the hashes
+// of the latter. The zero sectionPrint is an empty base: then every piece is new.
 func (p sectionPrint) difference(section rules.Section) sectionDifference {
 	now, scratch := make([]uint64, len(section.Chains)), []uint64{}
 	for i, c := range section.Chains {
@@ -269,8 +278,8 @@ func (p sectionPrint) difference(section rules.Section) sectionDifference {
 	return d
 }
 
-// pieces returns the list now as pieces of the base's list, both given by their hashes. element
-// returns an element that the base lacks.
+// pieces returns the list now as pieces of the base's list from, both given by their hashes.
+// element returns the i-th element of now, which the base lacks. expand is the reverse.
 func pieces[T any](from, now []uint64, element func(i int) T) []piece[T] {
 	places := &places{list: from, taken: make([]bool, len(from))}
 	var list []piece[T]
@@ -300,7 +309,8 @@ type places struct {
 	first map[uint64]int // for a hash, where in order to begin
 }
 
-// take takes a place of the hash that is still free, preferably best.
+// take takes a free place of the hash. It prefers best, which continues the current run of a
+// piece. It returns false if no place is free: then the element is new.
 func (p *places) take(hash uint64, best int) (int, bool) {
 	if best < len(p.list) && p.list[best] == hash && !p.taken[best] {
 		p.taken[best] = true

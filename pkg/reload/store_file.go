@@ -31,8 +31,8 @@ const (
 	staleShare = 4
 )
 
-// encode returns the content of a generation's file. If the known base does not fit, it writes
-// another base first.
+// encode returns the content of a generation's file, for Save. If the known base does not fit,
+// it writes another base first. A small generation needs none.
 func (s *Store) encode(stored Stored) ([]byte, error) {
 	g := stored.Generation
 	size := sizeOf(g)
@@ -62,7 +62,8 @@ func (s *Store) encode(stored Stored) ([]byte, error) {
 	return json.Marshal(storedFile{Stored: stored, Base: b.name, Difference: b.print.difference(g)})
 }
 
-// sizeOf estimates how many bytes g takes on disk.
+// sizeOf estimates how many bytes g takes on disk. encode decides by it whether to write a
+// difference.
 func sizeOf(g rules.Generation) int64 {
 	n := 0
 	for _, section := range g {
@@ -79,8 +80,8 @@ func sizeOf(g rules.Generation) int64 {
 	return int64(n)
 }
 
-// load returns the generation with that ID, if check accepts its identity and its content matches
-// its name. It also returns its base, if it has one.
+// load returns the generation with that ID, if check accepts its identity and its content
+// matches its name. It also returns its base; nil if it is complete. loadIf and Show call it.
 func (s *Store) load(id string, check func(Identity) error) (Stored, *base, error) {
 	if !idPattern.MatchString(id) {
 		return Stored{}, nil, fmt.Errorf("%q is not a generation's ID (12 hexadecimal digits): %w", id, ErrNothingStored)
@@ -110,8 +111,9 @@ func (s *Store) load(id string, check func(Identity) error) (Stored, *base, erro
 	}
 }
 
-// reread returns an opaque rule as this version reads its bytes. The version that saved the rule
-// may have had no words for it.
+// reread returns an opaque rule as this version reads its bytes. The version that saved the
+// rule may have had no words for it. load calls it for generations, and LoadState for
+// quarantined rules.
 func (o Identity) reread(family rules.Family, rule rules.Rule) rules.Rule {
 	if o.Backend != string(iptables.NFT) {
 		return rule
@@ -119,7 +121,8 @@ func (o Identity) reread(family rules.Family, rule rules.Rule) rules.Rule {
 	return iptables.Reread(family, rule)
 }
 
-// resolve returns the complete generation of a file, and its base.
+// resolve returns the complete generation of a file, and its base; nil if it has none. load
+// calls it. errNoBase means that the base's file is missing.
 func (s *Store) resolve(file storedFile) (Stored, *base, error) {
 	if file.Base == "" && file.Difference == nil {
 		return file.Stored, nil, nil
@@ -141,9 +144,9 @@ func (s *Store) resolve(file storedFile) (Stored, *base, error) {
 	return file.Stored, &base{name: file.Base, size: info.Size(), modified: info.ModTime(), print: fingerprintOf(chains)}, nil
 }
 
-// pruneBases removes the bases that neither a generation on disk nor the next difference needs. A
-// generation that cannot be read for now may need any base; a file that is no generation needs
-// none.
+// pruneBases removes the bases that neither a generation on disk nor the next difference needs.
+// A generation that cannot be read for now may need any base; a file that is no generation
+// needs none. encode calls it before it writes a base, and prune.
 func (s *Store) pruneBases() error {
 	list, err := s.list()
 	if err != nil {

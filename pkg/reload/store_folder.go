@@ -12,9 +12,9 @@ import (
 	"github.com/canaryd/canaryd/internal/private"
 )
 
-// diskFails reports whether an error is the disk's: it is full, read-only or broken. Any other
-// error of the folder concerns its owner or permissions, and canaryd then reads and writes nothing
-// there.
+// diskFails reports whether an error is the disk's: it is full, read-only or broken. Then
+// OpenStore opens the store anyway. Any other error of the folder concerns its owner or
+// permissions, and canaryd then reads and writes nothing there.
 func diskFails(err error) bool {
 	for _, errno := range []error{syscall.EROFS, syscall.ENOSPC, syscall.EDQUOT, syscall.EIO} {
 		if errors.Is(err, errno) {
@@ -30,8 +30,8 @@ func (s *Store) prepare() error {
 	return s.unwritable
 }
 
-// tryFolder is prepare without its note in unwritable. It makes the state folder and its folder
-// of generations, writes a probe, and removes files that a killed process left unfinished.
+// tryFolder makes the state folder and its folder of generations, for prepare. It writes a
+// probe, and removes files that a killed process left unfinished. Its error becomes Unwritable.
 func (s *Store) tryFolder() error {
 	for _, folder := range []string{s.dir, s.folder()} {
 		if err := private.Folder(folder); err != nil {
@@ -78,7 +78,8 @@ func (s *Store) onDisk(write func() error) error {
 	return err
 }
 
-// complete reports whether the files of a written generation exist.
+// complete reports whether the files of a written generation exist. If not, Save writes them
+// again. A file that cannot be checked counts as existing.
 func (s *Store) complete(id string) bool {
 	_, err := os.Stat(s.path(id))
 	if err == nil && s.rests != "" {

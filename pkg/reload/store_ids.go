@@ -12,8 +12,9 @@ import (
 // prefixPattern matches the beginning of an ID, which an operator may give instead of the ID.
 var prefixPattern = regexp.MustCompile(`^[0-9a-f]{1,11}$`)
 
-// ExpandID returns the ID that begins with a prefix. It returns prefix itself if no ID begins with
-// it, or if it cannot begin an ID. The error names the IDs if several begin with it.
+// ExpandID returns the ID that begins with a prefix that an operator has given. It returns
+// prefix itself if no ID begins with it, or if it cannot begin an ID. The error names the IDs
+// if several begin with it.
 func ExpandID(prefix string, ids []string) (string, error) {
 	if !prefixPattern.MatchString(prefix) {
 		return prefix, nil
@@ -34,8 +35,8 @@ func ExpandID(prefix string, ids []string) (string, error) {
 	return "", fmt.Errorf("%q begins the IDs of %d generations: %s", prefix, len(found), strings.Join(found, ", "))
 }
 
-// IDsIn returns the IDs in the file names of a folder of generations. It does not check whether the
-// files can be read.
+// IDsIn returns the IDs in the file names of a folder of generations, for ExpandID. It does not
+// check whether the files can be read.
 func IDsIn(folder string) (ids []string) {
 	entries, err := os.ReadDir(folder)
 	if err != nil {

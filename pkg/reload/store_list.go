@@ -99,7 +99,8 @@ func (s *Store) list() ([]Kept, error) {
 	return list, nil
 }
 
-// keptOf returns the list's entry for a file.
+// keptOf returns the list's entry for a file. Foreign says why it must not be restored here: it
+// is unreadable, of another identity, or its base is missing.
 func (s *Store) keptOf(id string, h header) Kept {
 	k := Kept{ID: id, Saved: h.modified}
 	if h.err != nil {
@@ -120,7 +121,8 @@ func (s *Store) keptOf(id string, h header) Kept {
 	return k
 }
 
-// markSparse sets Sparse of the generations that are nearly empty.
+// markSparse sets Sparse of the generations that are nearly empty. Offered lists these behind
+// the others, and Offer warns of them.
 func markSparse(list []Kept) {
 	most := 0
 	for _, k := range list {
@@ -151,7 +153,8 @@ func Offered(list []Kept) []Kept {
 	return list
 }
 
-// readHeader reads a generation's file up to its rules, which may take 10 MB.
+// readHeader reads a generation's file up to its rules, which may take 10 MB. list calls it for
+// each new file. With an error, the fields before the damage are set.
 func (s *Store) readHeader(id string) (storedFile, error) {
 	var h storedFile
 	file, err := private.Open(s.path(id), os.O_RDONLY)
@@ -190,7 +193,8 @@ func (s *Store) readHeader(id string) (storedFile, error) {
 	return h, nil
 }
 
-// Offer names the generations that may be restored here, for the error about a missing generation.
+// Offer names the generations that may be restored here, for the error about a missing
+// generation: the operator can choose one.
 func (s *Store) Offer() string {
 	var ids []string
 	for _, k := range Offered(s.List()) {
@@ -208,8 +212,8 @@ func (s *Store) Offer() string {
 	return "there are " + strings.Join(ids, ", ")
 }
 
-// Show returns the generation with that ID. If it must not be restored here, note says why. Any
-// goroutine may call it.
+// Show returns the generation with that ID, to be printed or to become the baseline. If it must
+// not be restored here, note says why. Any goroutine may call it.
 func (s *Store) Show(id string) (stored Stored, note string, err error) {
 	stored, _, err = s.load(id, func(made Identity) error {
 		if err := s.checkIdentity(made); err != nil {

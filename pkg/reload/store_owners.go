@@ -41,7 +41,7 @@ type storedOwners struct {
 
 func (s *Store) ownersPath() string { return filepath.Join(s.dir, "owners.json") }
 
-// SaveOwners writes canaryd's knowledge of owners.
+// SaveOwners writes canaryd's knowledge of owners, so that it survives a restart.
 func (s *Store) SaveOwners(o Owners) error {
 	if err := s.write(s.ownersPath(), storedOwners{everywhere, s.identity, o}); err != nil {
 		return fmt.Errorf("saving the list of owners: %w", err)
@@ -49,8 +49,9 @@ func (s *Store) SaveOwners(o Owners) error {
 	return nil
 }
 
-// LoadOwners returns the last saved Owners. It returns nothing if they were never saved, or are of
-// another boot, network namespace, backend or iptables version. The error names the broken part.
+// LoadOwners returns the last saved Owners, for a start. It returns nothing if they were never
+// saved, or are of another boot, network namespace, backend or iptables version. The error
+// names the broken part.
 func (s *Store) LoadOwners() (Owners, error) {
 	var stored storedOwners
 	err := s.read(s.ownersPath(), &stored)

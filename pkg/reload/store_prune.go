@@ -19,6 +19,7 @@ const (
 )
 
 // prune removes generations that are not worth their space, and bases that no generation needs.
+// Save calls it after each new generation.
 func (s *Store) prune() error {
 	list, err := s.list()
 	if err != nil {
@@ -76,9 +77,9 @@ func (s *Store) worthKeeping(list []Kept, now time.Time) map[string]bool {
 	return keep
 }
 
-// fullest returns the fullest generation that was in force in that time and may be restored here;
-// of equally full ones the newest. After a restart of canaryd, a generation counts as in force
-// until the next one that is still on disk was saved.
+// fullest returns the fullest generation that was in force between from and to and may be
+// restored here; of equally full ones the newest. worthKeeping keeps it. After a restart of
+// canaryd, a generation counts as in force until the next one that is still on disk was saved.
 func (s *Store) fullest(list []Kept, from, to, now time.Time) (best Kept, found bool) {
 	list = slices.Clone(list)
 	slices.SortStableFunc(list, func(a, b Kept) int { return b.Saved.Compare(a.Saved) })

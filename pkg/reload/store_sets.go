@@ -17,7 +17,8 @@ type storedSets struct {
 
 func (s *Store) setsPath() string { return filepath.Join(s.dir, "sets.json") }
 
-// SaveSets writes the ipsets that the generation's rules name.
+// SaveSets writes the ipsets that the generation's rules name, so that a replay after a restart
+// can create lost ones.
 func (s *Store) SaveSets(sets map[string]iptables.Set) error {
 	if err := s.write(s.setsPath(), storedSets{everywhere, s.identity, sets}); err != nil {
 		return fmt.Errorf("saving the ipsets: %w", err)
@@ -25,8 +26,8 @@ func (s *Store) SaveSets(sets map[string]iptables.Set) error {
 	return nil
 }
 
-// LoadSets returns the ipsets that were written last; none if there never were any. The error is
-// ErrForeign, or names the broken part.
+// LoadSets returns the ipsets that were written last; none if there never were any. A replay
+// creates lost ones from these. The error is ErrForeign, or names the broken part.
 func (s *Store) LoadSets() (map[string]iptables.Set, error) {
 	var stored storedSets
 	if err := s.read(s.setsPath(), &stored); err != nil {

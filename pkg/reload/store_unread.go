@@ -72,7 +72,8 @@ func OfThisBoot(path string, booted time.Time) bool {
 }
 
 // perhapsHere reports whether a state that cannot be read may be of this boot and network
-// namespace. It names a generation, which is never removed before the state.
+// namespace. Then Remains reports rules that may be lost. The state names a generation, which
+// is never removed before the state.
 func (s *Store) perhapsHere(booted time.Time) bool {
 	if !OfThisBoot(s.statePath(), booted) {
 		return false

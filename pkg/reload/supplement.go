@@ -86,7 +86,7 @@ type supplement struct {
 }
 
 // newSupplement indexes the generation's section want, and list, the quarantined rules of the
-// same table, for Supplement.
+// same table, for Supplement. No rule is kept yet.
 func newSupplement(want rules.Section, list []QuarantinedRule) *supplement {
 	s := &supplement{
 		want: want, full: make(map[string]rules.Chain, len(want.Chains)),
@@ -154,8 +154,8 @@ func (s *supplement) chain(c rules.Chain, piecewise bool) []rules.Rule {
 	return l.rules()
 }
 
-// superseded reports whether the owner of a quarantined jump has written it in other words. A jump
-// that a replay wrote without its nfacct match does not count.
+// superseded reports whether the owner of a quarantined jump has written it in other words.
+// Then its quarantine ends. A jump that a replay wrote without its nfacct match does not count.
 func (s *supplement) superseded(seen []rules.Jump, h rules.Jump) bool {
 	standing := slices.DeleteFunc(jumpRulesIn(seen, h.Chain), func(r rules.Rule) bool {
 		return slices.ContainsFunc(s.want.Jumps, func(k rules.Jump) bool { return k.Chain == h.Chain && withoutAccounts(k.Rule).Equal(r) })
@@ -163,7 +163,8 @@ func (s *supplement) superseded(seen []rules.Jump, h rules.Jump) bool {
 	return canary.Superseded(s.want, standing, h)
 }
 
-// withoutAccounts returns a rule without its nfacct matches.
+// withoutAccounts returns a rule without its nfacct matches, as a replay writes it if their
+// objects are missing.
 func withoutAccounts(r rules.Rule) rules.Rule {
 	for _, name := range r.Needs().Accounts {
 		r = r.WithoutAccount(name)
@@ -171,8 +172,8 @@ func withoutAccounts(r rules.Rule) rules.Rule {
 	return r
 }
 
-// keepMissing keeps the quarantine of chains that the generation has and the read lacks. at has the
-// chains of the read.
+// keepMissing keeps the quarantine of chains that the generation has and the read lacks. Their
+// owner may not have removed them: a flush may have begun. at has the chains of the read.
 func (s *supplement) keepMissing(at map[string]int) {
 	for _, c := range s.want.Chains {
 		if _, there := at[c.Name]; there || s.held[c.Name] == nil {

@@ -29,9 +29,9 @@ type unavailable struct {
 	misread       reasons
 }
 
-// supply creates the missing ipsets and nfacct objects that the tasks' tables depend on, and
-// returns the objects that it could not create. If it cannot list the ipsets, it reports none as
-// missing, and the restore finds out.
+// supply creates the missing ipsets and nfacct objects that the tasks' tables depend on. It
+// returns the objects that it could not create: rules that need them are quarantined. If it
+// cannot list the ipsets, it reports none as missing, and the restore finds out.
 func (r run) supply(ctx context.Context, t *familyRun, tasks []tableTask) unavailable {
 	t.sets = nil
 	absent := unavailable{sets: map[string]string{}, nfaccts: map[string]string{}}
@@ -68,8 +68,8 @@ func (r run) supply(ctx context.Context, t *familyRun, tasks []tableTask) unavai
 	return absent
 }
 
-// supplySet creates a missing ipset, after the sets that are its members. within are the sets that
-// led to it.
+// supplySet creates a missing ipset, after the sets that are its members. have has the existing
+// sets, and it adds new ones. within are the sets that led to it: a loop is an error.
 func (r run) supplySet(ctx context.Context, name string, have map[string]bool, within []string) error {
 	if have[name] {
 		return nil
@@ -103,7 +103,8 @@ func (t *tableTask) lacksChain(name string) bool {
 	return depends && t.seen.Table.Chain(name) == nil
 }
 
-// unwrittenOf returns the chains of LedTo that the plan does not write.
+// unwrittenOf returns the chains of LedTo that the plan does not write. lacksChain quarantines
+// rules that lead to one of them, if it does not exist.
 func (t *tableTask) unwrittenOf(write []rules.Chain) map[string]bool {
 	if len(t.want.Section.LedTo) == 0 {
 		return nil
@@ -115,7 +116,8 @@ func (t *tableTask) unwrittenOf(write []rules.Chain) map[string]bool {
 	return left
 }
 
-// unwritable reports whether a rule cannot be written to a chain as it is.
+// unwritable reports whether a rule cannot be written to a chain as it is. Then admit decides
+// how it is written, or why not.
 func (t *tableTask) unwritable(chain string, r rules.Rule) bool {
 	if t.lacksChain(r.Target) {
 		return true
@@ -135,7 +137,8 @@ func (t *tableTask) unwritable(chain string, r rules.Rule) bool {
 	return missing(t.unavailable.sets, r.Needs().Sets) != "" || missing(t.unavailable.nfaccts, r.Needs().Accounts) != ""
 }
 
-// missing returns the first of the names that is in the list, or "".
+// missing returns the first of the names that is in list, the objects that do not exist; "" if
+// all exist.
 func missing(list map[string]string, names []string) string {
 	for _, name := range names {
 		if _, ok := list[name]; ok {
@@ -146,7 +149,8 @@ func missing(list map[string]string, names []string) string {
 }
 
 // admit returns a rule as it can be written, or why it cannot be. If only a match that counts
-// depends on a missing object, the rule is written without that match. A declared rule never is.
+// depends on a missing object, the rule is written without it, and weakened lists the match. A
+// declared rule never is. A nil held means that the rule is written.
 func (t *tableTask) admit(chain string, r rules.Rule) (writable rules.Rule, weakened []QuarantinedRule, held *QuarantinedRule) {
 	quarantine := func(h QuarantinedRule) (rules.Rule, []QuarantinedRule, *QuarantinedRule) {
 		h.Chain, h.Rule = chain, r
@@ -181,7 +185,9 @@ func (t *tableTask) admit(chain string, r rules.Rule) (writable rules.Rule, weak
 	return lighter, weakened, nil
 }
 
-// keepQuarantined keeps the rules quarantined that the plan does not decide about.
+// keepQuarantined keeps the rules quarantined that the plan does not decide about. Then it
+// takes all quarantined rules out of the content that the proof expects. composeReplay calls it
+// at its end.
 func (p *tablePlan) keepQuarantined(task tableTask) {
 	var decided map[string]bool
 	if len(task.quarantined) > 0 {

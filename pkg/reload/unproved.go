@@ -17,7 +17,7 @@ func (tr TableResult) withEarlier(earlier TableResult) TableResult {
 }
 
 // acceptEarlierWrites marks tables as proved that an earlier try wrote and this read shows in
-// force.
+// force. unproved has the results of tables that could not be read after their write.
 func (t *familyRun) acceptEarlierWrites(unproved map[rules.TableName]TableResult) {
 	for table, earlier := range unproved {
 		now := t.result.Tables[table]
@@ -29,14 +29,16 @@ func (t *familyRun) acceptEarlierWrites(unproved map[rules.TableName]TableResult
 	}
 }
 
-// reread returns the result of an earlier try, with a later read of the table.
+// reread returns the result of an earlier try, with a later read of the table. So the report
+// keeps the rules that the earlier try wrote.
 func (tr TableResult) reread(now TableResult) TableResult {
 	tr.Mark, tr.last = now.Mark, now.last
 	tr.Section, tr.Read, tr.Table, tr.Absent = now.Section, now.Read, now.Table, now.Absent
 	return tr
 }
 
-// outcomeWithoutWrite returns the outcome of a family that needs no write.
+// outcomeWithoutWrite returns the outcome of a family that needs no write, for plan. Tables
+// that an earlier try wrote, and skipped tables, count. It may set t.result.Err.
 func (t *familyRun) outcomeWithoutWrite() Outcome {
 	outcome := Skipped
 	for _, table := range protect.Tables() {

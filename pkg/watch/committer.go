@@ -53,7 +53,8 @@ func (c *committer) of(proc string, pid uint32, comm string, now time.Time) proc
 	return process{}
 }
 
-// process returns the description of process pid in /proc.
+// process returns the description of process pid in /proc; empty if it is gone. It reads the
+// process only if c does not have it, or has it for longer than originStays.
 func (c *committer) process(proc string, pid uint32, now time.Time) process {
 	if c.pid == pid && now.Sub(c.read) < originStays && c.still() {
 		c.seen = now
@@ -75,7 +76,7 @@ func (c *committer) still() bool {
 	return c.was.command != "" && c.dir.command() == c.was.command && c.dir.comm() == c.was.comm
 }
 
-// forget empties c.
+// forget empties c, and closes the folder of its process.
 func (c *committer) forget() {
 	if c.pid != 0 {
 		c.dir.close()

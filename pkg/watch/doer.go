@@ -28,15 +28,17 @@ func (d Doer) Known() bool { return d.Start != 0 }
 // Is reports whether both are known to be the same process.
 func (d Doer) Is(o Doer) bool { return d.Known() && d.PID == o.PID && d.Start == o.Start }
 
-// OneJob reports whether all decisions of the process belong to one job, because
-// it is an agent or a script. Decisions of a person's shell, or of a daemon that
-// starts jobs of others, may be unrelated. An owner of rules decides for itself.
+// OneJob reports whether all decisions of the process belong to one job, because it is an agent
+// or a script. If it deletes a mark, all its deletions are losses (a purge). Decisions of a
+// person's shell, or of a daemon that starts jobs of others, may be unrelated. An owner of
+// rules decides for itself.
 func (d Doer) OneJob() bool {
 	return d.Known() && d.PID > 1 && !d.Session && !readsCommands(d.Comm, d.Command) && !starters.have(d.Comm) && !owners.Decides(d.Comm)
 }
 
-// Commands reports whether the process is a shell or an agent that executes the
-// commands of a person or a script. No owner of rules is one.
+// Commands reports whether the process is a shell or an agent that executes the commands of a
+// person or a script. No owner of rules is one. The judge of native tables then takes its nft
+// for a shell's.
 func (d Doer) Commands() bool {
 	program, _, _ := strings.Cut(d.Command, " ") // for a script that names its shell: the shell
 	shell := slices.Contains(shells, d.Comm) || slices.Contains(shells, strings.TrimPrefix(path.Base(program), "-"))
@@ -46,6 +48,7 @@ func (d Doer) Commands() bool {
 // names are patterns for the kernel's names of processes.
 type names []string
 
+// have reports whether a pattern matches the kernel's name of a process.
 func (n names) have(comm string) bool {
 	return slices.ContainsFunc(n, func(pattern string) bool {
 		found, err := path.Match(pattern, comm)
@@ -66,8 +69,8 @@ var (
 	shells   = []string{"sh", "bash", "dash", "ash", "busybox", "zsh", "ksh", "mksh", "fish", "csh", "tcsh"}
 )
 
-// readsCommands reports whether a process is a shell without a script: it reads
-// commands from a person or another program.
+// readsCommands reports whether a process is a shell without a script: it reads commands from a
+// person or another program. Then its commands are not one job.
 func readsCommands(comm, command string) bool {
 	if !slices.Contains(shells, comm) {
 		return false
@@ -80,8 +83,8 @@ func readsCommands(comm, command string) bool {
 	return true
 }
 
-// Doer returns the process behind a write: the writer itself if the doer is
-// unknown.
+// Doer returns the process behind a write: the writer itself if the doer is unknown. The search
+// for flushers and purges compares these.
 func (w Writer) Doer() Doer {
 	if w.By.PID == 0 {
 		return Doer{PID: w.PID, Comm: w.Comm, Command: w.Command, Ancestors: w.Origin.Ancestors}
@@ -96,7 +99,8 @@ func (w Writer) OfDoer(d Doer) Writer {
 	return w
 }
 
-// onlyExecutes reports whether a process carries out its parent's decision.
+// onlyExecutes reports whether a process carries out its parent's decision. Then ancestorsOf
+// looks for the doer further up.
 func onlyExecutes(comm, command string) bool {
 	for _, program := range []string{"iptables", "ip6tables", "xtables-"} {
 		if strings.HasPrefix(comm, program) {
@@ -119,10 +123,10 @@ func onlyExecutes(comm, command string) bool {
 // through a shell, Python, a shell, sudo and another shell.
 const maxLineage = 8
 
-// ancestorsOf names a process's ancestors, and returns the process that decided
-// on its action. That is the first process upwards that does more than carry out
-// its parent's decision. A parent younger than its child is another process,
-// which got the number of a process that ended.
+// ancestorsOf names a process's ancestors, and returns the process that decided on its action.
+// That is the first process upwards that does more than carry out its parent's decision. A
+// parent younger than its child is another process, which got the number of a process that
+// ended. child is the stat file of self.
 func ancestorsOf(proc string, self Doer, child procStat) (names []string, by Doer) {
 	by, at := self, 0
 	upwards := onlyExecutes(self.Comm, self.Command)

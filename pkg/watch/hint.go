@@ -30,7 +30,8 @@ type Hints struct {
 	counts map[Source]*atomic.Uint64 // never written after NewHints
 }
 
-// NewHints returns Hints with nothing pending and every count at 0.
+// NewHints returns Hints with nothing pending and every count at 0. All watchers and the daemon
+// share it.
 func NewHints() *Hints {
 	h := &Hints{look: make(chan struct{}, 1), counts: map[Source]*atomic.Uint64{}}
 	for _, s := range Sources() {
@@ -60,7 +61,8 @@ func (h *Hints) Count(s Source) {
 // the value was received covers every hint given before.
 func (h *Hints) C() <-chan struct{} { return h.look }
 
-// Of returns the number of hints from one source.
+// Of returns the number of hints from one source. The daemon sees by it whether packets went
+// untranslated.
 func (h *Hints) Of(s Source) uint64 {
 	if n := h.counts[s]; n != nil {
 		return n.Load()
@@ -68,7 +70,7 @@ func (h *Hints) Of(s Source) uint64 {
 	return 0
 }
 
-// Counts returns the number of hints from each source.
+// Counts returns the number of hints from each source, for the metrics.
 func (h *Hints) Counts() map[Source]uint64 {
 	counts := make(map[Source]uint64, len(h.counts))
 	for s, n := range h.counts {

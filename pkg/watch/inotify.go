@@ -22,6 +22,7 @@ type inodeEvent struct {
 	mask  uint32
 }
 
+// newInodeWatch returns an inodeWatch that watches nothing yet.
 func newInodeWatch() (*inodeWatch, error) {
 	fd, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
 	if err != nil {
@@ -30,9 +31,9 @@ func newInodeWatch() (*inodeWatch, error) {
 	return &inodeWatch{fd: fd, file: os.NewFile(uintptr(fd), "inotify")}, nil
 }
 
-// add watches the inode of path and returns its watch. The same inode always has
-// the same number, which is never 0; add returns 0 with every error. It must not
-// follow close.
+// add watches the inode of path and returns its watch. The same inode always has the same
+// number, so armedLock sees a new lock by it. The number is never 0; add returns 0 with every
+// error. It must not follow close.
 func (i *inodeWatch) add(path string) (int32, error) {
 	watch, err := unix.InotifyAddWatch(i.fd, path, lockMask)
 	if err != nil {
@@ -52,8 +53,8 @@ func (i *inodeWatch) close() { i.file.Close() }
 // readSize holds 256 events: events of a file contain no name.
 const readSize = 256 * unix.SizeofInotifyEvent
 
-// read sends every event to events until close or ctx ends it, and returns the
-// reason.
+// read sends every event to events until close or ctx ends it, and returns the reason.
+// LockWatcher.watch runs it in a goroutine of its own.
 func (i *inodeWatch) read(ctx context.Context, events chan<- inodeEvent) error {
 	buf := make([]byte, readSize)
 	for {

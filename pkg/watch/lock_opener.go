@@ -33,6 +33,8 @@ type openerWatch struct {
 	last    committer         // the last opener
 }
 
+// newOpenerWatch returns an openerWatch that watches no file yet; see arm. On most nodes it
+// fails, because canaryd lacks CAP_SYS_ADMIN.
 func newOpenerWatch(writers *Writers) (*openerWatch, error) {
 	fd, err := unix.FanotifyInit(unix.FAN_CLASS_NOTIF|unix.FAN_CLOEXEC|unix.FAN_NONBLOCK, unix.O_RDONLY|unix.O_LARGEFILE|unix.O_CLOEXEC)
 	if err != nil {
@@ -44,7 +46,8 @@ func newOpenerWatch(writers *Writers) (*openerWatch, error) {
 	}, nil
 }
 
-// arm watches the present inode of path, and no other. It must not follow close.
+// arm watches the present inode of path, and no other. After an error noteHolders looks up the
+// users of the lock. arm must not follow close.
 func (o *openerWatch) arm(path string) error {
 	if err := unix.FanotifyMark(o.fd, unix.FAN_MARK_FLUSH, 0, unix.AT_FDCWD, ""); err != nil {
 		return &os.PathError{Op: "fanotify_mark", Path: path, Err: err}
@@ -57,7 +60,8 @@ func (o *openerWatch) arm(path string) error {
 
 func (o *openerWatch) close() { o.file.Close() }
 
-// read notes every opener until close ends it, and returns the reason.
+// read notes every opener until close ends it, and returns the reason. LockWatcher.watch then
+// ends, and is set up again.
 func (o *openerWatch) read() error {
 	defer o.last.forget()
 	buf := make([]byte, 4096)
@@ -87,8 +91,8 @@ func (o *openerWatch) read() error {
 	}
 }
 
-// note remembers one event's process. An overflow has no pid. It loses nothing
-// else, because hints have another source.
+// note remembers the process of one event: mask is fanotify's, and pid the opener's or the
+// closer's. An overflow has no pid. It loses nothing else, because hints have another source.
 func (o *openerWatch) note(mask uint64, pid uint32) {
 	if pid == 0 || int(pid) == os.Getpid() {
 		return

@@ -40,8 +40,9 @@ func (n Neighbour) before(pid uint32) bool {
 	return n.PID != 0 && n.PID < pid && pid-n.PID <= neighbourReach
 }
 
-// neighbourOf returns the owner's process with the next lower number than that of
-// a writer that is gone. It returns none if proc is of another pid namespace.
+// neighbourOf returns the owner's process with the next lower number than that of a writer that
+// is gone. Writer.Neighbour then names it as the possible parent. It returns none if proc is of
+// another pid namespace.
 func neighbourOf(proc string, pid uint32, now time.Time) Neighbour {
 	if initial, err := nft.InitialPIDs(proc); err == nil && !initial {
 		return Neighbour{}
@@ -54,9 +55,9 @@ func neighbourOf(proc string, pid uint32, now time.Time) Neighbour {
 	return Neighbour{}
 }
 
-// ownerAt returns the process of a thread, if it is an owner's. A shell that runs
-// a script with an owner's name does not count: the process has the script's
-// name, but the shell's command line.
+// ownerAt returns the process of a thread, if it is an owner's. now dates its start. A shell
+// that runs a script with an owner's name does not count: the process has the script's name,
+// but the shell's command line.
 func ownerAt(proc string, thread uint32, now time.Time) (Neighbour, bool) {
 	dir, err := openProcess(proc, thread)
 	if err != nil {
@@ -84,7 +85,8 @@ func ownerAt(proc string, thread uint32, now time.Time) (Neighbour, bool) {
 	return Neighbour{dir.leader(thread), stat.comm, now.Add(-age)}, true
 }
 
-// leader returns the number of a thread's process.
+// leader returns the number of a thread's process; the thread's own number if that cannot be
+// read.
 func (p processFolder) leader(thread uint32) uint32 {
 	for line := range strings.Lines(string(p.read("status", maxStat))) {
 		if text, found := strings.CutPrefix(line, "Tgid:"); found {

@@ -37,8 +37,8 @@ type procStat struct {
 	start    uint64 // in ticks since boot
 }
 
-// readStat reads "12 (a name) S 1 ...". The name may contain any byte. If ok is
-// false, the parent may still be known.
+// readStat reads "12 (a name) S 1 ...". The name may contain any byte. If ok is false, the
+// process is gone or the file damaged; only the parent may be known.
 func readStat(dir processFolder) (s procStat, ok bool) {
 	text := string(dir.read("stat", maxStat))
 	from, to := strings.IndexByte(text, '('), strings.LastIndexByte(text, ')')
@@ -73,7 +73,8 @@ var (
 	machinePart = regexp.MustCompile(`^(?:machine-(.+)\.scope|systemd-nspawn@(.+)\.service|lxc\.payload\.(.+))$`)
 )
 
-// placeOf reads a cgroup file. It prefers systemd's hierarchies.
+// placeOf returns the unit and the container in the text of a cgroup file. It prefers systemd's
+// hierarchies. The zero Origin means that none is known.
 func placeOf(text string) Origin {
 	var preferred, others []string
 	for line := range strings.Lines(text) {
@@ -94,8 +95,8 @@ func placeOf(text string) Origin {
 	return Origin{}
 }
 
-// placeInPath reads a cgroup's path from its root on, up to a container. A
-// container's or unit's own processes name the rest, which therefore proves
+// placeInPath reads a cgroup's path from its root on, up to a container; the zero Origin if it
+// names none. A container's or unit's own processes name the rest, which therefore proves
 // nothing.
 func placeInPath(path string) Origin {
 	var o Origin
@@ -123,8 +124,8 @@ func placeInPath(path string) Origin {
 
 func name(text string) string { return printable([]byte(text), maxName) }
 
-// String returns the unit and container in a few words, such as "cron.service" or
-// "container 0123456789ab of pod 8d..."; "" if nothing is known.
+// String returns the unit and container in a few words for logs and records; "" if nothing is
+// known. Examples are "cron.service" and "container 0123456789ab of pod 8d...".
 func (o Origin) String() string {
 	c := o.Container
 	var words []string

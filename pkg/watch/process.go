@@ -44,7 +44,8 @@ func readProcess(proc string, pid uint32) (p process) {
 	return dir.process(proc, pid)
 }
 
-// process returns the description of the folder's process.
+// process returns the description of the folder's process. proc is the folder of all processes;
+// its ancestors are read there.
 func (p processFolder) process(proc string, pid uint32) process {
 	// The command line is read first: the process may end any moment, and its
 	// name and its parent outlive its memory. Slower reads follow.
@@ -82,7 +83,8 @@ func (p processFolder) comm() string {
 	return bounded(string(bytes.TrimSuffix(line, []byte{'\n'})), maxComm)
 }
 
-// read returns at most n bytes of a file, and nothing for any error.
+// read returns at most n bytes of a file of the process, and nothing for any error: the process
+// may be gone.
 func (p processFolder) read(name string, n int) []byte {
 	fd, err := unix.Openat(int(p), name, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {

@@ -14,7 +14,6 @@
 // Run watches until its context ends, and then returns nil. A broken watcher is
 // set up again, and gives a hint, because it may have missed something. Hints and
 // Writers may be used by any number of goroutines.
-// by any number of goroutines.
 package watch
 
 import (
@@ -39,7 +38,8 @@ type Watchers struct {
 	Lock      string                       // for Lock: the lock file, such as /run/xtables.lock
 }
 
-// Run watches for these signs and for no others until ctx ends, and then returns nil.
+// Run watches for these signs and for no others until ctx ends, and then returns nil. On the
+// legacy backend only the lock shows a writer.
 func (w Watchers) Run(ctx context.Context, signs Signs) error {
 	var group errgroup.Group
 	if signs.Commits {

@@ -47,9 +47,9 @@ func (w *LockWatcher) Run(ctx context.Context) error {
 	return nil
 }
 
-// watch follows a pair of inotify instances until one fails or ctx ends. Its own
-// watches the lock, because fsnotify hides opens and closes. fsnotify's watches
-// the lock's folder.
+// watch follows a pair of inotify instances until one fails or ctx ends. Its own watches the
+// lock, because fsnotify hides opens and closes. fsnotify's watches the lock's folder. worked
+// reports whether an event was received; see watchAgain.
 func (w *LockWatcher) watch(ctx context.Context) (worked bool, err error) {
 	folder, err := fsnotify.NewWatcher()
 	if err != nil {
@@ -109,8 +109,8 @@ func (w *LockWatcher) watch(ctx context.Context) (worked bool, err error) {
 	}
 }
 
-// openers returns a watch that names the users of the lock, nil if the kernel
-// does not allow it.
+// openers returns a watch that names the users of the lock, nil if the kernel does not allow
+// it. Without it, noteHolders looks them up.
 func (w *LockWatcher) openers(ctx context.Context) *openerWatch {
 	if w.proc != "" {
 		return nil // a test runs the other path
@@ -195,7 +195,7 @@ func (a *armedLock) again(ctx context.Context) {
 }
 
 // warn logs the first refusal other than absence, most likely because of
-// fs.inotify.max_user_watches. The poll continues without the watch.
+// fs.inotify.max_user_watches; nil is none. The poll continues without the watch.
 func (a *armedLock) warn(ctx context.Context, err error) {
 	if err == nil || a.warned || errors.Is(err, fs.ErrNotExist) {
 		return

@@ -49,7 +49,8 @@ type writerRing struct {
 	next uint64 // how many were noted; next%WritersKept is the slot to fill
 }
 
-// Note remembers w and forgets the oldest of its kind if there are too many.
+// Note remembers w and forgets the oldest of its kind if there are too many. The watchers call
+// it for each commit, and with Genid 0 for each use of the lock.
 func (ws *Writers) Note(w Writer) {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
@@ -75,8 +76,9 @@ func (w Writer) between(after, upto uint32) bool {
 	return nft.Newer(w.Genid, after) && !nft.Newer(w.Genid, upto)
 }
 
-// Heard reports whether every commit after genid after and up to genid upto was
-// noted, canaryd's own among them. Then Between leaves no writer out.
+// Heard reports whether every commit after genid after and up to genid upto was noted,
+// canaryd's own among them. Then Between leaves no writer out: if it has a single process, that
+// is the flusher.
 func (ws *Writers) Heard(after, upto uint32) bool {
 	heard := map[uint32]bool{}
 	for _, w := range ws.selected(&ws.commits, func(w Writer) bool { return w.between(after, upto) }) {
@@ -94,8 +96,8 @@ func (ws *Writers) Noted(genid uint32) bool {
 	return len(ws.selected(&ws.commits, func(w Writer) bool { return w.Genid == genid })) > 0
 }
 
-// Of returns the writer of a commit as it was noted. If it was not noted, the
-// result has only the kernel's data.
+// Of returns the writer of a commit as it was noted, for the search for a flusher. If it was
+// not noted, the result has only the kernel's data.
 func (ws *Writers) Of(c nft.Commit) Writer {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
@@ -120,7 +122,8 @@ func (ws *Writers) Holders(t time.Time) []Writer {
 	return ws.selected(&ws.holders, func(w Writer) bool { return !w.Time.Before(t) })
 }
 
-// selected returns the writers of a ring that want accepts, oldest first.
+// selected returns the writers of a ring that want accepts, oldest first, for the methods
+// above. It locks ws.mu and calls want under it.
 func (ws *Writers) selected(ring *writerRing, want func(Writer) bool) []Writer {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
