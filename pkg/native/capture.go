@@ -162,7 +162,7 @@ func (rd *reader) readFlowtables() error {
 }
 
 // unlessUnknown drops the error of a kernel that does not know a kind of object: an old kernel,
-// or a kernel without flowtables. Such a kernel has no such objects, so the read goes on.
+// or a kernel without flowtables. Such a kernel has no such objects, so the read continues.
 func unlessUnknown(err error) error {
 	if errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.EOPNOTSUPP) {
 		return nil

@@ -20,7 +20,8 @@ type Digest [sha256.Size]byte
 // String returns the beginning of the digest, for people.
 func (d Digest) String() string { return hex.EncodeToString(d[:8]) }
 
-// Digest returns the digest of the table's content.
+// Digest returns the digest of the table's content. It is the same for two tables that differ
+// only in handles, counters or elements that packets change.
 func (t *Table) Digest() Digest {
 	c := newContents(t)
 	s := newSum(t)
@@ -49,6 +50,8 @@ type sum struct {
 	others xor // parts without an order
 }
 
+// newSum begins a table's digest with its name and attributes. The caller adds its chains in
+// order, and all other parts.
 func newSum(t *Table) *sum {
 	s := &sum{h: sha256.New()}
 	s.h.Write([]byte{uint8(t.ID.Family)})
@@ -67,6 +70,7 @@ func (s *sum) digest() Digest {
 // xor is the digest of a set of digests.
 type xor Digest
 
+// add adds a digest to the set, or removes it: adding it twice leaves the set as it was.
 func (x *xor) add(d Digest) {
 	for i := range x {
 		x[i] ^= d[i]
@@ -103,6 +107,8 @@ type contents struct {
 // lookupsMost is the number of lookups after which the maps are worth their cost.
 const lookupsMost = 32
 
+// newContents returns the contents of a table, for the digests of many parts. The table must
+// not get other chains or sets of rules meanwhile, unless the caller updates the maps.
 func newContents(t *Table) *contents {
 	c := lazyContents(t)
 	c.index()
@@ -131,7 +137,8 @@ func (c *contents) index() {
 	}
 }
 
-// few reports whether to search the table for a name, instead of the maps.
+// few reports whether to search the table for a name, instead of the maps. setOfRule and
+// chainOfRule call it at each lookup.
 func (c *contents) few() bool {
 	if c.anonymous != nil {
 		return false
@@ -143,7 +150,8 @@ func (c *contents) few() bool {
 	return true
 }
 
-// setOfRule returns the anonymous set of that name, nil if there is none.
+// setOfRule returns the anonymous set of that name, nil if there is none. Such a set is part of
+// its rule's digest; another set counts by its name.
 func (c *contents) setOfRule(name string) *Set {
 	if !c.few() {
 		return c.anonymous[name]
@@ -156,7 +164,8 @@ func (c *contents) setOfRule(name string) *Set {
 	return nil
 }
 
-// chainOfRule returns the chain of that name that belongs to a rule, nil if there is none.
+// chainOfRule returns the chain of that name that belongs to a rule, nil if there is none. Its
+// rules are part of the digest of the rule that jumps to it.
 func (c *contents) chainOfRule(name string) *Chain {
 	if name == "" {
 		return nil
@@ -172,7 +181,8 @@ func (c *contents) chainOfRule(name string) *Chain {
 	return nil
 }
 
-// chain returns the digest of a chain's name, attributes and rules.
+// chain returns the digest of a chain's name, attributes and rules. A chain that belongs to a
+// rule counts without its name, which the kernel chooses.
 func (c *contents) chain(ch *Chain) Digest {
 	name := ch.Name
 	if ch.Bound {
@@ -211,8 +221,8 @@ func (c *contents) elements(s *Set) (elements xor) {
 	return elements
 }
 
-// setAttrs returns a set's attributes. The expressions that its elements get are among them,
-// without counted values.
+// setAttrs returns a set's attributes for its digest. The expressions that its elements get are
+// among them, without counted values.
 func (c *contents) setAttrs(s *Set) []byte {
 	var out []byte
 	for a, err := range attributes(s.Attrs) {
@@ -268,7 +278,7 @@ func (c *contents) object(o Object) Digest {
 	return digestOf("object "+o.Name, without(o.Attrs, unix.NFTA_OBJ_DATA), o.settings())
 }
 
-// elem and list return the content of one expression, and of a list of them.
+// elem returns the content of one expression for a digest, and a damaged one unchanged.
 func (c *contents) elem(elem []byte) []byte {
 	out, err := mapExpression(elem, c.expression)
 	if err != nil {
@@ -277,6 +287,7 @@ func (c *contents) elem(elem []byte) []byte {
 	return out
 }
 
+// list returns the content of a list of expressions for a digest, and a damaged list unchanged.
 func (c *contents) list(list []byte) []byte {
 	out, err := mapExpressions(list, c.expression)
 	if err != nil {
@@ -303,7 +314,8 @@ func (c *contents) expression(name string, data []byte) ([]byte, error) {
 	return withoutState(name, data), nil
 }
 
-// appendBound appends the digest of a chain that belongs to a rule, and nothing for another chain.
+// appendBound appends the digest of a chain that belongs to a rule, in place of the jump to it;
+// nothing for another chain.
 func (c *contents) appendBound(out []byte, name string) []byte {
 	ch := c.chainOfRule(name)
 	if ch == nil {
@@ -313,7 +325,8 @@ func (c *contents) appendBound(out []byte, name string) []byte {
 	return append(out, d[:]...)
 }
 
-// once returns the digest of that name, and computes it on first use.
+// once returns the digest of that name in found, and computes it by f on first use. Within f
+// the digest is zero, so that a loop ends.
 func once(found map[string]Digest, name string, f func() Digest) Digest {
 	d, known := found[name]
 	if !known {
@@ -324,7 +337,9 @@ func once(found map[string]Digest, name string, f func() Digest) Digest {
 	return d
 }
 
-// jumps yields the target chain of each verdict in rules and elements.
+// jumps yields the target chain of each verdict in rules and elements, as often as it is a
+// target. refersTo and largeRemovals find chains by it to which something leads; complete
+// counts them.
 func (t *Table) jumps() iter.Seq[string] {
 	return func(yield func(string) bool) {
 		going := true
@@ -351,6 +366,8 @@ func (t *Table) jumps() iter.Seq[string] {
 // referred has the chains and sets that the rules and elements of a table name.
 type referred struct{ chains, sets map[string]bool }
 
+// refersTo collects the chains and sets that the table still uses. judgeParts uses it after a
+// change: an emptied chain to which nothing refers is its owner's cleaning and no loss.
 func (t *Table) refersTo() referred {
 	r := referred{map[string]bool{}, map[string]bool{}}
 	for name := range t.jumps() {

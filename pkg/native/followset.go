@@ -59,10 +59,9 @@ func (f *followed) addSet(s Set) error {
 }
 
 // sealed returns the followed set if its elements cannot have changed since they were heard or
-// read, else nil: readElements must dump them. Once a rule uses a constant anonymous set, the
-// kernel refuses to add elements to it (nf_tables_newsetelem) or to delete some
-// (nf_tables_delsetelem). No set gets the handle of another. The table's follower has heard of
-// all changes before.
+// read, else nil: a read must dump them. Once a rule uses a constant anonymous set, the kernel
+// refuses to add elements (nf_tables_newsetelem) or to delete some (nf_tables_delsetelem). No
+// set gets the handle of another. The follower has heard of all changes before.
 func (f *followed) sealed(s *Set) *followedSet {
 	const sealed = setAnonymous | setConstant
 	if f == nil || s.Handle == 0 || s.Flags&sealed != sealed || s.fleeting() {

@@ -71,6 +71,8 @@ func (e expression) value(kind uint16) []byte {
 	return nft.AttrPath(e.data, kind, unix.NFTA_DATA_VALUE)
 }
 
+// expressions says a rule's list of expressions, as nft does. depth is that of the rule within
+// others.
 func (w *words) expressions(list []byte, depth int) string {
 	s := &sentence{w: w, depth: depth, registers: map[int]term{}}
 	switch w.family {
@@ -99,7 +101,7 @@ func (w *words) expressions(list []byte, depth int) string {
 	return strings.Join(s.said, " ")
 }
 
-// expression says one expression; false if it has no words.
+// expression says one expression, or keeps its value for later ones; false if it has no words.
 func (s *sentence) expression(e expression) bool {
 	known := wordings[e.name]
 	if known.say == nil {
@@ -113,7 +115,8 @@ func (s *sentence) expression(e expression) bool {
 	return known.say(s, e)
 }
 
-// placeholder says an expression without words, or its result in a register.
+// placeholder says an expression without words, or keeps a placeholder for the register that it
+// fills. Two different expressions have different texts.
 func (s *sentence) placeholder(e expression) {
 	text := "[" + name(e.name)
 	data := e.data
@@ -143,6 +146,7 @@ func (s *sentence) say(text string) {
 	s.said = append(s.said, text)
 }
 
+// flush says the comparisons that may still be implied: no header implied them.
 func (s *sentence) flush() {
 	for _, d := range s.implied {
 		s.said = append(s.said, d.text)
@@ -155,6 +159,8 @@ func (s *sentence) imply(l layer) {
 	s.implied = slices.DeleteFunc(s.implied, func(d implied) bool { return d.layer == l })
 }
 
+// store notes a register's content until an expression reads it, and forgets terms that it
+// overlaps.
 func (s *sentence) store(register uint32, t term) {
 	at := place(register)
 	for other, has := range s.registers {
@@ -167,7 +173,7 @@ func (s *sentence) store(register uint32, t term) {
 	}
 }
 
-// at returns the content of a register.
+// at returns the content of a register; if no expression has filled it, a placeholder.
 func (s *sentence) at(register uint32) term {
 	if t, known := s.registers[place(register)]; known {
 		return t
@@ -175,7 +181,7 @@ func (s *sentence) at(register uint32) term {
 	return term{text: fmt.Sprintf("[register %d]", register)}
 }
 
-// masked returns a term's text, with its mask.
+// masked returns a term's text, with its mask, as nft would write the operation.
 func (t term) masked() string {
 	if t.mask == nil {
 		return t.text
@@ -226,7 +232,8 @@ func (t term) sayRange(from, to []byte) string {
 	return t.kind.sayRange(from, to)
 }
 
-// key returns the terms of size bytes from a register on, as a lookup reads them.
+// key returns the terms of size bytes from a register on, as a lookup reads them. kinds are the
+// types of its fields; nil if a term is not known.
 func (s *sentence) key(register uint32, size int) (text string, kinds []*dataType) {
 	at, end := place(register), place(register)+size
 	var texts []string
@@ -241,7 +248,8 @@ func (s *sentence) key(register uint32, size int) (text string, kinds []*dataTyp
 	return strings.Join(texts, " . "), kinds
 }
 
-// said returns the text of a term that is read as a value of a type.
+// said returns the text of a term that is read as a value of type as. A constant gets it only
+// here.
 func (t term) said(as *dataType) string {
 	if t.value != nil {
 		return as.say(t.value)
@@ -251,6 +259,8 @@ func (t term) said(as *dataType) string {
 
 var operators = []string{"==", "!=", "<", "<=", ">", ">="}
 
+// compare says a comparison of a register with a value. A comparison that the next header may
+// imply, as nft leaves it out, waits in implied.
 func (s *sentence) compare(e expression) bool {
 	t, value, op := s.at(e.number(unix.NFTA_CMP_SREG)), e.value(unix.NFTA_CMP_DATA), e.number(unix.NFTA_CMP_OP)
 	if value == nil || op >= uint32(len(operators)) {
@@ -313,6 +323,7 @@ func leading(mask []byte) int {
 	return 0
 }
 
+// complement returns a mask with all bits flipped, in new memory, for leading.
 func complement(mask []byte) []byte {
 	all := make([]byte, len(mask))
 	for i, b := range mask {
@@ -321,7 +332,7 @@ func complement(mask []byte) []byte {
 	return all
 }
 
-// know notes the protocol that a comparison names.
+// know notes the protocol that a comparison names. payload then names fields by it.
 func (s *sentence) know(t term, value []byte) {
 	switch {
 	case t.kind == typeNFProto:
@@ -392,7 +403,7 @@ const (
 	bitwiseData = 7
 )
 
-// swap notes that a number is in the other byte order.
+// swap notes that a number is in the other byte order. nft shows no such step.
 func (s *sentence) swap(e expression) bool {
 	t := s.at(e.number(unix.NFTA_BYTEORDER_SREG))
 	if t.kind == nil || t.mask != nil || t.value != nil || e.number(unix.NFTA_BYTEORDER_SIZE) != e.number(unix.NFTA_BYTEORDER_LEN) {
