@@ -96,8 +96,8 @@ func attributes(list []byte) iter.Seq2[attr, error] {
 	}
 }
 
-// appendRaw appends an attribute unchanged. It adds the padding, which the last attribute of a list
-// may lack.
+// appendRaw appends an attribute unchanged, for lists that are built again with some attributes
+// changed. It adds the padding, which the last attribute of a list may lack.
 func appendRaw(out []byte, a attr) []byte {
 	out = append(out, a.raw...)
 	for len(out)%4 != 0 {

@@ -193,8 +193,9 @@ func elementsOf(conn *nft.Conn, id tableid.TableID, set string) (all []Element, 
 	return all, nil
 }
 
-// readElements dumps the elements of one set after the other: the kernel has no dump for all sets.
-// It takes the elements of a sealed set from the follower.
+// readElements dumps the elements of one set after the other: the kernel has no dump for all
+// sets. It takes the elements of a sealed set from the follower. readTable calls it behind
+// readSets.
 func (rd *reader) readElements() error {
 	for i := range rd.t.Sets {
 		s := &rd.t.Sets[i]

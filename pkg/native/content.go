@@ -211,7 +211,8 @@ func (c *contents) setOf(s *Set, name string, elements xor) Digest {
 	return digestOf("set "+name, c.setAttrs(s), elements[:])
 }
 
-// elements returns the digest of a set's elements, which have no order.
+// elements returns the digest of a set's elements, which have no order. Fleeting elements do
+// not count: time or packets change them without a notification.
 func (c *contents) elements(s *Set) (elements xor) {
 	for _, e := range s.Elements {
 		if !fleeting(s, e) {
@@ -251,8 +252,9 @@ func (c *contents) leadsToBound(e Element) bool {
 	return c.chainOfRule(jumpOf(attrOf(e, unix.NFTA_SET_ELEM_DATA))) != nil
 }
 
-// element returns the digest of an element's attributes, without counted values and the rest of its
-// timeout.
+// element returns the digest of an element's attributes, without counted values and the rest of
+// its timeout. Digests of sets are made of it, and comparisons find the same element in two
+// tables by it.
 func (c *contents) element(e Element) Digest {
 	var out []byte
 	for a, err := range attributes(e) {
@@ -296,8 +298,9 @@ func (c *contents) list(list []byte) []byte {
 	return out
 }
 
-// expression returns the content of an expression, without counted values. A set or chain that
-// belongs to it appears as a digest instead of a name.
+// expression returns the content of the expression of that name, without counted values, for
+// mapExpression; nil: it is as in data. A set or chain that belongs to it appears as a digest
+// instead of a name. It returns no error.
 func (c *contents) expression(name string, data []byte) ([]byte, error) {
 	if kind := setNameOf(name); kind != 0 {
 		if s := c.setOfRule(nft.String(attrOf(data, kind))); s != nil {

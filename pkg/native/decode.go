@@ -161,9 +161,10 @@ func decodeElements(list []byte, f func(Element)) error {
 // isEnd reports whether an element is the end of an interval.
 func isEnd(e Element) bool { return number(e, unix.NFTA_SET_ELEM_FLAGS)&elemIntervalEnd != 0 }
 
-// droppedOfElement reports whether no message that adds an element may have this attribute. In a
-// set with a timeout, Linux 6.18 dumps a timeout of 0 for the end of an interval, and refuses it
-// there (nf_tables_fill_setelem, nft_add_set_elem).
+// droppedOfElement reports whether no message that adds an element may have this attribute.
+// end: the element is the end of an interval. In a set with a timeout, Linux 6.18 dumps a
+// timeout of 0 for such an end, and refuses it there (nf_tables_fill_setelem,
+// nft_add_set_elem).
 func droppedOfElement(kind uint16, end bool) bool {
 	switch kind {
 	case unix.NFTA_SET_ELEM_PAD:

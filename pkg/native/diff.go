@@ -23,7 +23,7 @@ type Change struct {
 	Empty   bool // it has lost its last rule or element
 }
 
-// String describes the change for people.
+// String describes the change for people, in the reason of a Finding and in errors.
 func (c Change) String() string {
 	var said []string
 	say := func(is bool, format string, args ...any) {
@@ -50,9 +50,10 @@ func (c Change) String() string {
 	return fmt.Sprintf("%s %s: %s", c.Kind, c.Name, strings.Join(said, ", "))
 }
 
-// Diff returns the changes of content from one table to another, in the order of was. nil means no
-// table. Parts in the same memory are equal, so for two values of one followed table the cost
-// depends on the changes only.
+// Diff returns the changes of content from one table to another, in the order of was. nil means
+// no table. Judge finds losses by it, and Repaired the success of a replay. Parts in the same
+// memory are equal, so for two values of one followed table the cost depends on the changes
+// only.
 func Diff(was, now *Table) []Change {
 	switch {
 	case was == now:
@@ -267,7 +268,9 @@ func (c *contents) in(p part, from, to int) (in []Digest) {
 
 type comparison struct{ was, now *contents }
 
-// change compares p with its later state q; nil if they are equal. Without there, q does not exist.
+// change compares p with its later state q, for Diff; nil if they are equal. Without there, q
+// does not exist: the part is gone. Lost and New are counts by digest, so a moved rule is
+// neither.
 func (k *comparison) change(p, q part, there bool) *Change {
 	c := Change{Kind: p.kind, Name: p.name}
 	if !there {

@@ -331,8 +331,9 @@ func (f *followed) finish() error {
 	return nil
 }
 
-// value returns the table as a value, and its digest. The cost is that of the changes since the
-// last value, and of a copy of the lists.
+// value returns the table as a value, and its digest, after the last commit. A capture takes it
+// in place of a read. The cost is that of the changes since the last value, and of a copy of
+// the lists.
 func (f *followed) value() (*Table, Digest) {
 	if f.last != nil {
 		return f.last, f.digest

@@ -254,7 +254,9 @@ func (s *followedSet) count(c elementChange, found bool, in *contents) error {
 	return nil
 }
 
-// uncount adds an element to the digest, or removes it: with xor both are the same.
+// uncount adds an element to the digest, or removes it: with xor both are the same. A fleeting
+// element does not count. An element that leads to a chain of a rule makes sum count all again
+// (recount).
 func (s *followedSet) uncount(e Element, in *contents) {
 	switch {
 	case s.recount || fleeting(&s.Set, e):

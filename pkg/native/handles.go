@@ -67,8 +67,9 @@ type numbered struct {
 	write  func(*handleWriter) error
 }
 
-// byHandle returns all objects in the order of their handles. An object has a higher handle than
-// the objects that it names, because they existed before.
+// byHandle returns all objects in the order of their handles, in which CreateWithHandles writes
+// them. An object has a higher handle than the objects that it names, because they existed
+// before.
 func (t *Table) byHandle() []numbered {
 	var all []numbered
 	for i := range t.Chains {
@@ -125,8 +126,9 @@ func (k *handleWriter) fill() {
 	k.b.End()
 }
 
-// numberedSet writes a set. The elements of a named set may lead to younger chains, so they are
-// written at the end. An anonymous set has all its elements before the rule that it belongs to.
+// numberedSet writes a set at the place of its handle. The elements of a named set may lead to
+// younger chains, so finish writes them. An anonymous set has all its elements before the rule
+// that it belongs to.
 func (k *handleWriter) numberedSet(s *Set) {
 	number := k.newSet(s)
 	elements := func() {

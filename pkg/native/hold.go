@@ -82,8 +82,8 @@ func (h *holder) nameless(s Spot) bool {
 }
 
 // eachOwner calls f for each rule and element of named chains and sets, with the rule's
-// expressions. For an element these are the expressions of a rule that has its verdict or its
-// object.
+// expressions. These parts can be left out, with the nameless parts that they name. For an
+// element, list has the expressions of a rule with its verdict or object.
 func (h *holder) eachOwner(f func(owner Spot, list []byte)) {
 	for i := range h.t.Chains {
 		if c := &h.t.Chains[i]; !c.Bound {
@@ -101,7 +101,8 @@ func (h *holder) eachOwner(f func(owner Spot, list []byte)) {
 	}
 }
 
-// expressionsOf returns an element's verdict or object as expressions of a rule.
+// expressionsOf returns the verdict or object of e, an element of s, as expressions of a rule;
+// nil if it has none. So the search for named parts treats rules and elements alike.
 func expressionsOf(s *Set, e Element) (list []byte) {
 	say := func(name string, data []byte) {
 		expression := appendNested(nft.AppendAttr(nil, unix.NFTA_EXPR_NAME, name, 1), unix.NFTA_EXPR_DATA, data)

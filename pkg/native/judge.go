@@ -82,7 +82,7 @@ func Judge(e Evidence) Finding {
 }
 
 // judgeGone judges a table that does not exist, and writes the result to f. It is a loss if
-// more than one owner's tables were deleted, or the committer is not the owner.
+// tables of more than one owner were deleted, or the committer is known not to be its owner.
 func (e *Evidence) judgeGone(f *Finding) {
 	f.Verdict, f.Why = Unattributed, "it was deleted alone: the witness is in place"
 	witness, with, by := e.WitnessLost && e.Missed, "", UnknownCommitter
@@ -108,7 +108,8 @@ func (e *Evidence) judgeGone(f *Finding) {
 }
 
 // judgeMade judges a table that was deleted and made again (another handle), and writes the
-// result to f. A flusher's table is replaced; an owner's is refilled if it lacks a base chain.
+// result to f. A flusher's table is replaced. An owner's is refilled if it lacks a base chain
+// after a flush.
 func (e *Evidence) judgeMade(f *Finding) {
 	f.Why = "its owner made it again"
 	flushed := e.WitnessLost && e.Missed
@@ -208,9 +209,9 @@ func (e *Evidence) missed(habit owners.Habit, keeps loss) loss {
 	return openLoss
 }
 
-// left judges a set whose elements a missed commit took. An owner takes them together with the
-// rules of the chains to which they lead. If they lead to no chain with rules, the owner may have
-// taken them.
+// left judges a set whose elements a missed commit took, for tookSet. An owner takes them
+// together with the rules of the chains to which they lead. If these have rules still, the
+// elements are lost. If they lead to no chain with rules, the owner may have taken them.
 func (e *Evidence) left(s *Set) loss {
 	was, now, is := e.Was.chainsByName(), e.Now.chainsByName(), openLoss
 	for _, el := range s.Elements {
@@ -363,9 +364,10 @@ func (e *Evidence) ruleless() bool {
 	return slices.ContainsFunc(e.Was.Chains, had) && !slices.ContainsFunc(e.Now.Chains, had)
 }
 
-// onlyEmptied reports whether a commit took elements and nothing else, and emptied each set that it
-// touched. One set must have lost least elements or more, and at least two if there are several
-// sets. An owner that removes a service takes one element from each of several sets.
+// onlyEmptied reports whether a commit took elements and nothing else, and emptied each set
+// that it touched, as a flush of sets does. One set must have lost least elements or more, and
+// at least two if there are several sets. An owner that removes a service takes one element
+// from each of several sets.
 func (e *Evidence) onlyEmptied(d *Deed, least int) bool {
 	if d == nil || len(d.Rules) > 0 || d.Lost > 0 {
 		return false

@@ -72,7 +72,7 @@ func (k *LateKernel) Wake(wanted func(nft.Table) bool) (bool, error) {
 	return true, nil
 }
 
-// Close closes the kernel, whether it was opened or not.
+// Close closes the kernel, whether it was opened or not. Nothing may be called after it.
 func (k *LateKernel) Close() error {
 	switch {
 	case k.Kernel != nil:

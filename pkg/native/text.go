@@ -188,7 +188,8 @@ func (w *words) inlines(n, depth int) bool {
 	return true
 }
 
-// name quotes a name, unless it is one plain word.
+// name quotes the name of a part for a line of words, unless it is one plain word. So one line
+// has one meaning.
 func name(text string) string {
 	if text != "" && !strings.ContainsFunc(text, func(r rune) bool { return r <= ' ' || r == '"' || r == '\\' || r > '~' }) {
 		return text
@@ -213,8 +214,8 @@ func tableFlagWords(flags uint32) string {
 	return " flags " + strings.Join(words, ", ")
 }
 
-// commentWords says the comment in user data; "" if there is none. Its type is the same in all
-// objects (NFTNL_UDATA_RULE_COMMENT and the like).
+// commentWords says the comment in a part's user data, behind its other words; "" if there is
+// none. Its type is the same in all objects (NFTNL_UDATA_RULE_COMMENT and the like).
 func commentWords(userdata []byte) string {
 	if text := comment(userdata); text != "" {
 		return " comment " + strconv.Quote(text)
@@ -222,8 +223,8 @@ func commentWords(userdata []byte) string {
 	return ""
 }
 
-// hookNames are the names of a family's hooks by their numbers (NF_INET_*, NF_BR_*, NF_ARP_* and
-// NF_NETDEV_* in the kernel's headers).
+// hookNames are the names of a family's hooks by their numbers, for the words of a base chain.
+// The numbers are NF_INET_*, NF_BR_*, NF_ARP_* and NF_NETDEV_* in the kernel's headers.
 func hookNames(f tableid.Family) []string {
 	switch f {
 	case tableid.Netdev:
@@ -327,7 +328,7 @@ func verdictName(code int32) string {
 	return fmt.Sprintf("verdict %d", code)
 }
 
-// nameOf returns a number's name, or the number.
+// nameOf returns a number's name, or the number if there are not so many names.
 func nameOf(names []string, n uint64) string {
 	if n < uint64(len(names)) {
 		return names[n]

@@ -210,7 +210,8 @@ func zero(value []byte) bool {
 	return !slices.ContainsFunc(value, func(b byte) bool { return b != 0 })
 }
 
-// sayValue says a value that the term is compared or combined with.
+// sayValue says a value that the term is compared or combined with, in the type and byte order
+// of the term. A short value of an address is a prefix.
 func (t term) sayValue(value []byte) string {
 	if t.swapped {
 		value = slices.Clone(value)
@@ -222,7 +223,7 @@ func (t term) sayValue(value []byte) string {
 	return t.kind.say(value)
 }
 
-// sayRange says a range of values that the term is compared with.
+// sayRange says a range of values that the term is compared with, as sayValue does.
 func (t term) sayRange(from, to []byte) string {
 	if t.swapped {
 		from, to = slices.Clone(from), slices.Clone(to)
@@ -248,8 +249,8 @@ func (s *sentence) key(register uint32, size int) (text string, kinds []*dataTyp
 	return strings.Join(texts, " . "), kinds
 }
 
-// said returns the text of a term that is read as a value of type as. A constant gets it only
-// here.
+// said returns the text of a term that is read as a value of type as. A constant has its type
+// only from there.
 func (t term) said(as *dataType) string {
 	if t.value != nil {
 		return as.say(t.value)
@@ -377,7 +378,7 @@ func (s *sentence) lookUp(e expression) bool {
 	return true
 }
 
-// bitwise says an operation on the bits of a register.
+// bitwise keeps an operation on the bits of a register in its term; false if it has no words.
 func (s *sentence) bitwise(e expression) bool {
 	const byMask, left, right = 0, 1, 2
 	t := s.at(e.number(unix.NFTA_BITWISE_SREG))
@@ -414,7 +415,7 @@ func (s *sentence) swap(e expression) bool {
 	return true
 }
 
-// between says whether a value is in a range.
+// between says whether a value is in a range; false if it has no words.
 func (s *sentence) between(e expression) bool {
 	t, from, to := s.at(e.number(unix.NFTA_RANGE_SREG)), e.value(unix.NFTA_RANGE_FROM_DATA), e.value(unix.NFTA_RANGE_TO_DATA)
 	if t.mask != nil || len(from) != len(to) || bytes.Equal(from, to) {

@@ -13,8 +13,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// sayIf says a text, and returns false if it is empty: then the expression is said as a
-// placeholder, as for all functions of wordings that return false.
+// sayIf says a text, and returns false if it is empty. As for all functions of wordings, the
+// caller then says a placeholder.
 func (s *sentence) sayIf(text string) bool {
 	if text != "" {
 		s.say(text)
@@ -203,7 +203,8 @@ func sizeWords(size uint64) string {
 	return fmt.Sprintf("%d bytes", size)
 }
 
-// durationWords says milliseconds as nft does: 1d2h3m4s5ms.
+// durationWords says milliseconds, the timeout of a set or an element, as nft does:
+// 1d2h3m4s5ms.
 func durationWords(milliseconds uint64) string {
 	text := ""
 	for _, unit := range []struct {
@@ -221,7 +222,7 @@ func durationWords(milliseconds uint64) string {
 	return text
 }
 
-// connections says a limit of the connections of a set's element (connlimit).
+// connections says a limit of the number of connections (connlimit).
 func (s *sentence) connections(e expression) bool {
 	const over = 1
 	text := "ct count "
@@ -274,7 +275,7 @@ var (
 	icmpxCodes = map[uint64]string{0: "no-route", 1: "port-unreachable", 2: "host-unreachable", 3: "admin-prohibited"}
 )
 
-// reject says the expression reject, with its reason unless that is nft's usual one. It drops a
+// reject says the expression reject, with its reason unless nft leaves it out. It drops a
 // comparison of the protocol that the reason implies. false: the reason has no words.
 func (s *sentence) reject(e expression) bool {
 	var code uint64

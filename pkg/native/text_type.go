@@ -201,8 +201,9 @@ var dataTypes = map[uint32]*dataType{
 	19: typeMark, 26: typeCTState, 27: typeDirection, 28: typeCTStatus, 29: typeICMP6, 31: typePkttype, 38: typeFib, 41: typeIfname,
 }
 
-// typesOf returns the types of a value's fields. nft stores them with the set, in six bits for each
-// field. It returns nil if a type is not known.
+// typesOf returns the types of a value's fields, for the words of elements. kind is a set's
+// number of its key or data type: nft stores the types there, in six bits for each field. It
+// returns nil if a type is not known.
 func typesOf(kind uint32) (all []*dataType) {
 	for ; kind != 0; kind >>= 6 {
 		d := dataTypes[kind&0x3f]

@@ -355,6 +355,7 @@ func (w *natWalk) header(base uint32) (begin int, part []byte) {
 }
 
 // fib stores in a register that the destination is one of the node's own addresses, if it is.
+// All other results are not known: a rule that compares them may match or not.
 func (w *natWalk) fib(data []byte, regs *registers) {
 	to := number(data, fibDreg)
 	if number(data, fibResult) == fibResultAddrtype && number(data, fibFlags) == fibFlagDaddr && w.t.local(w.flow.Destination.Addr()) {

@@ -107,7 +107,8 @@ func (t *Table) Replace(b *nft.Batch, o Options) (left []string, err error) {
 	return t.Create(b, o)
 }
 
-// Delete writes the deletion of a table with everything in it.
+// Delete writes the deletion of a table with everything in it. The kernel refuses the whole
+// batch if there is no such table.
 func Delete(b *nft.Batch, id tableid.TableID) {
 	b.Begin(unix.NFT_MSG_DELTABLE, 0, id.Family)
 	b.Text(unix.NFTA_TABLE_NAME, id.Name)
@@ -163,7 +164,7 @@ func (w *writer) contents() error {
 }
 
 // then ends a batch if it is large, for FillInPieces. No later message belongs to a rule in it.
-// err is the error of the last write, which then returns.
+// err is the error of the last write; if there is one, then returns it and ends nothing.
 func (w *writer) then(err error) error {
 	if err != nil || w.cut == nil {
 		return err
@@ -208,7 +209,8 @@ func (w *writer) flowtable(f *Flowtable) {
 }
 
 // set writes a set and its elements. Elements name their set by its number in the transaction,
-// because the kernel would search all sets of the table for a name.
+// because the kernel would search all sets of the table for a name. An admission adds only the
+// missing elements to a set that is in force.
 func (w *writer) set(s *Set) error {
 	if w.leaves(nft.Sets, s, 0) {
 		return w.add(s)

@@ -107,7 +107,7 @@ type Standby struct {
 const dialTries = 4
 
 // Dial opens the socket. It writes nothing. The kernel removes all tables when the socket is
-// closed or the process ends.
+// closed or the process ends. canaryd dials again after Shut or Remove had to close it.
 func Dial(cfg Config) (*Standby, error) {
 	cfg.GateMost, cfg.Piece = cmp.Or(cfg.GateMost, DefaultGateMost), cmp.Or(cfg.Piece, 1<<20)
 	if cfg.Unheard == nil {

@@ -61,9 +61,9 @@ func (s *Standby) make(t *table) error {
 	return err
 }
 
-// remove deletes the table, which takes no copy any more, even if that fails. If the kernel refuses
-// and a hook is open, the socket is closed; else the table is left until the next try. s.mu must be
-// held.
+// remove deletes the table, which takes no copy any more, even if that fails. If the kernel
+// refuses and a hook is open, the socket is closed; else the table is left until the next try.
+// A table that is gone already is no error. s.mu must be held.
 func (s *Standby) remove(t *table) error {
 	delete(s.tables, t.id)
 	delete(s.left, t.id)
@@ -172,8 +172,8 @@ func (t *table) opened(hooks []Hook, c *Copy) {
 	}
 }
 
-// shutOrRemove shuts open hooks, or removes the table, so that no hook stays open. s.mu must be
-// held.
+// shutOrRemove shuts open hooks, or removes the table, so that no hook stays open. Shut calls
+// it, and openByKnock for hooks that it may have opened. s.mu must be held.
 func (s *Standby) shutOrRemove(t *table, hooks []Hook) error {
 	if err := s.shut(t, hooks); err != nil {
 		return errors.Join(err, s.remove(t))

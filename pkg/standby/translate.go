@@ -20,11 +20,9 @@ var vital = []string{"KUBE-SERVICES", "KUBE-MARK-MASQ", "KUBE-POSTROUTING"}
 var seed = maphash.MakeSeed()
 
 // Translate makes the copy of a nat table. before is an earlier copy of the same table, or nil.
-// Translate reads only the chains whose version has changed since. All errors wrap ErrUnavailable:
-// the table cannot be copied.
-//
-// The chains to which protected rules of base chains lead are copied, each as a whole or not at
-// all: see Copy.LeftOut.
+// Translate reads only the chains whose version has changed since. All errors wrap
+// ErrUnavailable: the table cannot be copied. Chains to which protected rules of base chains
+// lead are copied, each as a whole or not at all: see Copy.LeftOut.
 func Translate(src Source, before *Copy) (*Copy, error) {
 	t := &translator{src: src, before: before, out: &Copy{ID: src.ID, chains: map[string]*chain{}, hooks: map[Hook]*hook{}}}
 	if before == nil || before.ID != src.ID {
