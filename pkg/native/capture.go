@@ -145,7 +145,8 @@ func (rd *reader) readChains() error {
 	})
 }
 
-// readObjects dumps the table's stateful objects.
+// readObjects dumps the table's stateful objects, as a step of readTable. Old kernels have
+// none.
 func (rd *reader) readObjects() error {
 	return unlessUnknown(rd.each(nft.Objects, func(d decoded, attrs []byte) error {
 		rd.t.Objects = append(rd.t.Objects, d.object(attrs))
@@ -153,7 +154,8 @@ func (rd *reader) readObjects() error {
 	}))
 }
 
-// readFlowtables dumps the table's flowtables, without their flows.
+// readFlowtables dumps the table's flowtables, without their flows, as a step of readTable.
+// Kernels without flowtables have none.
 func (rd *reader) readFlowtables() error {
 	return unlessUnknown(rd.each(nft.Flowtables, func(d decoded, _ []byte) error {
 		rd.t.Flowtables = append(rd.t.Flowtables, Flowtable{d.name, d.handle, d.attrs})

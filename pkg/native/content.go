@@ -70,7 +70,8 @@ func (s *sum) digest() Digest {
 // xor is the digest of a set of digests.
 type xor Digest
 
-// add adds a digest to the set, or removes it: adding it twice leaves the set as it was.
+// add adds a digest to the set, in any order, or removes it: adding it twice leaves the set as
+// it was. So the follower changes a set's digest by one element.
 func (x *xor) add(d Digest) {
 	for i := range x {
 		x[i] ^= d[i]
@@ -280,7 +281,8 @@ func (c *contents) object(o Object) Digest {
 	return digestOf("object "+o.Name, without(o.Attrs, unix.NFTA_OBJ_DATA), o.settings())
 }
 
-// elem returns the content of one expression for a digest, and a damaged one unchanged.
+// elem returns the content of one expression for the digest of a set or element, and a damaged
+// expression unchanged.
 func (c *contents) elem(elem []byte) []byte {
 	out, err := mapExpression(elem, c.expression)
 	if err != nil {
@@ -289,7 +291,8 @@ func (c *contents) elem(elem []byte) []byte {
 	return out
 }
 
-// list returns the content of a list of expressions for a digest, and a damaged list unchanged.
+// list returns the content of a list of expressions for the digest of a rule, set or element,
+// and a damaged list unchanged.
 func (c *contents) list(list []byte) []byte {
 	out, err := mapExpressions(list, c.expression)
 	if err != nil {

@@ -101,7 +101,8 @@ func (w *words) expressions(list []byte, depth int) string {
 	return strings.Join(s.said, " ")
 }
 
-// expression says one expression, or keeps its value for later ones; false if it has no words.
+// expression says one expression by wordings, or keeps its value for later ones. false: it has
+// no words, or an unknown attribute, and placeholder says it.
 func (s *sentence) expression(e expression) bool {
 	known := wordings[e.name]
 	if known.say == nil {
@@ -316,7 +317,8 @@ func (s *sentence) compare(e expression) bool {
 	return true
 }
 
-// leading returns the number of a mask's bits, if they are its first bits; else 0.
+// leading returns the number of a mask's bits, if they are its first bits; else 0. compare then
+// says the value as a prefix.
 func leading(mask []byte) int {
 	if length, is := prefixOf(make([]byte, len(mask)), complement(mask)); is {
 		return length
@@ -345,7 +347,8 @@ func (s *sentence) know(t term, value []byte) {
 	}
 }
 
-// lookUp says a lookup: whether a key is in a set, or the value that a map has for it.
+// lookUp says a lookup, for wordings: whether a key is in a set, or the value that a map has
+// for it. It has words for all forms (true).
 func (s *sentence) lookUp(e expression) bool {
 	set := s.w.sets[nft.String(attrOf(e.data, unix.NFTA_LOOKUP_SET))]
 	size := 0
@@ -378,7 +381,8 @@ func (s *sentence) lookUp(e expression) bool {
 	return true
 }
 
-// bitwise keeps an operation on the bits of a register in its term; false if it has no words.
+// bitwise keeps an operation on the bits of a register in its term, for wordings. false: the
+// operation, or one more of them, has no words.
 func (s *sentence) bitwise(e expression) bool {
 	const byMask, left, right = 0, 1, 2
 	t := s.at(e.number(unix.NFTA_BITWISE_SREG))

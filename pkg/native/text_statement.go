@@ -107,7 +107,8 @@ func natFlags(flags uint32) string {
 	return " " + strings.Join(all, ",")
 }
 
-// masquerade says the expression masq, with the ports that it may take.
+// masquerade says the expression masq, with the ports that it may take. sentence.expression
+// calls it through wordings. It has words for all forms (true).
 func (s *sentence) masquerade(e expression) bool {
 	text := "masquerade"
 	if port := s.portsOf(e, unix.NFTA_MASQ_REG_PROTO_MIN, unix.NFTA_MASQ_REG_PROTO_MAX); port != "" {
@@ -117,7 +118,8 @@ func (s *sentence) masquerade(e expression) bool {
 	return true
 }
 
-// redirect says the expression redir, with the ports to which it leads.
+// redirect says the expression redir, with the ports to which it leads. sentence.expression
+// calls it through wordings. It has words for all forms (true).
 func (s *sentence) redirect(e expression) bool {
 	text := "redirect"
 	if port := s.portsOf(e, unix.NFTA_REDIR_REG_PROTO_MIN, unix.NFTA_REDIR_REG_PROTO_MAX); port != "" {
@@ -127,8 +129,8 @@ func (s *sentence) redirect(e expression) bool {
 	return true
 }
 
-// tproxy says a transparent proxy, with its address and port. Only a rule of family inet names
-// the family.
+// tproxy says a transparent proxy, with its address and port, for wordings. Only a rule of
+// family inet names the family. It has words for all forms (true).
 func (s *sentence) tproxy(e expression) bool {
 	text, kind := "tproxy", typeIPv4
 	switch e.number(1) { // NFTA_TPROXY_FAMILY
@@ -190,7 +192,7 @@ func quotaWords(data []byte) string {
 	return "quota " + sizeWords(size)
 }
 
-// sizeWords says a number of bytes in the largest unit that divides it.
+// sizeWords says a number of bytes in the largest unit that divides it, for limits and quotas.
 func sizeWords(size uint64) string {
 	for _, unit := range []struct {
 		size uint64
@@ -222,7 +224,8 @@ func durationWords(milliseconds uint64) string {
 	return text
 }
 
-// connections says a limit of the number of connections (connlimit).
+// connections says a limit of the number of connections (connlimit), for wordings. It has words
+// for all forms (true).
 func (s *sentence) connections(e expression) bool {
 	const over = 1
 	text := "ct count "
@@ -233,7 +236,8 @@ func (s *sentence) connections(e expression) bool {
 	return true
 }
 
-// log says the expression log. false: its level or its flags have no words.
+// log says the expression log, for wordings. false: its level or its flags have no words, and
+// the rule shows a placeholder.
 func (s *sentence) log(e expression) bool {
 	const all, warn = 0x2f, 4
 	levels := []string{"emerg", "alert", "crit", "err", "warn", "notice", "info", "debug", "audit"}
@@ -361,7 +365,8 @@ func (s *sentence) object(e expression) bool {
 	return true
 }
 
-// synproxy says the expression of that name, with its settings.
+// synproxy says the expression of that name, with its settings, for wordings. It has words for
+// all forms (true).
 func (s *sentence) synproxy(e expression) bool {
 	const segment, scale, permitted, timestamp = 1, 2, 4, 8
 	text, flags := "synproxy", e.number(3)
@@ -381,7 +386,8 @@ func (s *sentence) synproxy(e expression) bool {
 	return true
 }
 
-// duplicate says a copy of the packet to an address. Other forms have no words (false).
+// duplicate says a copy of the packet to an address, for wordings. Other forms, such as to a
+// device, have no words (false).
 func (s *sentence) duplicate(e expression) bool {
 	const byAddress, byDevice = 1, 2
 	if !e.has(byAddress) || e.has(byDevice) {

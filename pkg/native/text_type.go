@@ -33,7 +33,8 @@ const (
 	handle // of traffic control, such as 1:2
 )
 
-// number reads a value in the type's byte order. Of more than 8 bytes only the last count.
+// number reads a value in the type's byte order, for its name or its digits, and to sort
+// elements. Of more than 8 bytes only the last count.
 func (d *dataType) number(value []byte) uint64 {
 	var n uint64
 	for i := range value {

@@ -172,7 +172,8 @@ func (w *writer) then(err error) error {
 	return w.cut()
 }
 
-// chain writes a chain without its rules, on the devices that the node has.
+// chain writes a chain without its rules, on the devices that the node has. A part in
+// quarantine, or in force already, is left out, as by all such functions.
 func (w *writer) chain(c *Chain) {
 	if w.leaves(nft.Chains, c, 0) {
 		return
@@ -184,7 +185,8 @@ func (w *writer) chain(c *Chain) {
 	w.wrote(nft.Chains, c, 0, 1)
 }
 
-// object writes a stateful object with its settings and counted values.
+// object writes a stateful object with its settings and counted values. contents writes objects
+// before the rules and sets that name them.
 func (w *writer) object(o *Object) {
 	if w.leaves(nft.Objects, o, 0) {
 		return
@@ -196,7 +198,8 @@ func (w *writer) object(o *Object) {
 	w.wrote(nft.Objects, o, 0, 1)
 }
 
-// flowtable writes a flowtable, on the devices that the node has.
+// flowtable writes a flowtable, on the devices that the node has. contents writes flowtables
+// before the rules that name them.
 func (w *writer) flowtable(f *Flowtable) {
 	if w.leaves(nft.Flowtables, f, 0) {
 		return

@@ -208,7 +208,8 @@ func (w *writer) hooks() error {
 	return nil
 }
 
-// body appends the copied rules of a base chain. Without a gate that opens the hook.
+// body appends the copied rules to a base chain. gated calls it behind the gate. Without gates
+// that opens the hook, so only open and a change of an open hook call it.
 func (w *writer) body(h *hook) {
 	for _, r := range h.body.rules {
 		w.rule(h.name, r, 0)
