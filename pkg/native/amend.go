@@ -49,7 +49,8 @@ type amendment struct {
 	newElements       map[string][]Element // the elements to add to these sets
 }
 
-// sort decides how to write each change, and returns ErrWhole for a change that Amend cannot write.
+// sort decides how to write each change, for Amend. It returns ErrWhole for a change that Amend
+// cannot write: of a base chain, of attributes, or of any part but chains and sets.
 func (a *amendment) sort(changes []Change) error {
 	if len(changes) == 0 {
 		return nil
@@ -84,6 +85,8 @@ func (a *amendment) sort(changes []Change) error {
 	return nil
 }
 
+// addChain notes a chain that differs, to be made, deleted or written again. was is nil for a
+// new chain, now for a deleted one.
 func (a *amendment) addChain(name string, was, now *Chain) {
 	switch {
 	case now == nil:
@@ -95,6 +98,8 @@ func (a *amendment) addChain(name string, was, now *Chain) {
 	}
 }
 
+// addSet notes a set that differs, to be made, deleted or changed in its elements. was is nil
+// for a new set, now for a deleted one.
 func (a *amendment) addSet(name string, was, now *Set) {
 	switch {
 	case now == nil:
@@ -107,7 +112,8 @@ func (a *amendment) addSet(name string, was, now *Set) {
 }
 
 // write writes the amendment in an order in which each named object exists, and no object is
-// deleted while another one names it.
+// deleted while another one names it. Chains with other rules are emptied and filled again.
+// Amend calls it.
 func (a *amendment) write() error {
 	for _, c := range a.chains {
 		a.empty(c.Name)
@@ -150,7 +156,8 @@ func (a *amendment) empty(chain string) {
 	a.remove(unix.NFT_MSG_DELRULE, unix.NFTA_RULE_CHAIN, chain)
 }
 
-// remove writes a message that deletes the named object, or its rules or elements.
+// remove writes a message that deletes the named object, or its rules or elements. message is
+// its number, and kind the attribute for the name.
 func (a *amendment) remove(message uint16, kind uint16, name string) {
 	a.w.b.Begin(message, 0, a.w.t.ID.Family)
 	a.w.b.Text(unix.NFTA_TABLE_NAME, a.w.name) // 1 in all kinds
@@ -159,8 +166,8 @@ func (a *amendment) remove(message uint16, kind uint16, name string) {
 }
 
 // removeElements writes the deletion of the elements that the set has lost, and records the new
-// elements. In a set of intervals an element is one end of an interval, so all elements are deleted
-// and written again.
+// elements for write. In a set of intervals an element is one end of an interval, so all
+// elements are deleted and written again.
 func (a *amendment) removeElements(was, now *Set) {
 	gone, fresh := a.elements(was, now)
 	if a.newElements == nil {
@@ -200,8 +207,8 @@ func (a *amendment) removeElements(was, now *Set) {
 	flush()
 }
 
-// elements returns the lost and the new elements of a set. It ignores elements that time or packets
-// change.
+// elements returns the lost and the new elements of a set. It ignores elements that time or
+// packets change: the kernel's set keeps its own.
 func (a *amendment) elements(was, now *Set) (gone, fresh []Element) {
 	olds, news := was.Elements, now.Elements
 	for len(olds) > 0 && len(news) > 0 && sameMemory(olds[0], news[0]) {

@@ -79,7 +79,7 @@ type attr struct {
 }
 
 // attributes yields the attributes of a list. If the rest of the list is damaged, it yields an
-// error and ends.
+// error and ends. Most callers then keep the list unchanged, or refuse the message.
 func attributes(list []byte) iter.Seq2[attr, error] {
 	return func(yield func(attr, error) bool) {
 		for len(list) > 0 {
@@ -96,8 +96,8 @@ func attributes(list []byte) iter.Seq2[attr, error] {
 	}
 }
 
-// appendRaw appends an attribute unchanged. It adds the padding, which the last attribute of a list
-// may lack.
+// appendRaw appends an attribute unchanged, for lists that are built again with some attributes
+// changed. It adds the padding, which the last attribute of a list may lack.
 func appendRaw(out []byte, a attr) []byte {
 	out = append(out, a.raw...)
 	for len(out)%4 != 0 {
@@ -116,7 +116,8 @@ func appendNumber(out []byte, kind uint16, n uint32) []byte {
 	return nft.AppendAttr(out, kind, binary.BigEndian.AppendUint32(nil, n), 0)
 }
 
-// without returns a list less the attributes of some kinds.
+// without returns a list less the attributes of some kinds, in new memory. It returns a damaged
+// list unchanged.
 func without(list []byte, kinds ...uint16) []byte {
 	var out []byte
 	for a, err := range attributes(list) {
@@ -130,7 +131,8 @@ func without(list []byte, kinds ...uint16) []byte {
 	return out
 }
 
-// number returns an attribute that is a number of 32 bits, 0 if there is none.
+// number returns an attribute that is a number of 32 bits, 0 if there is none or it has another
+// length. Where 0 is a value, callers check by has.
 func number(list []byte, kind uint16) uint32 {
 	n, err := nft.AttrUint32(nft.AttrPath(list, kind))
 	if err != nil {

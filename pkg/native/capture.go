@@ -31,8 +31,9 @@ type knowledge struct {
 	whole bool
 }
 
-// captureOthers is Capture that reads only the tables and sets that k lacks. It returns a complete
-// capture, or the second of two equal captures.
+// captureOthers is Capture that reads only the tables and sets that k lacks. It returns a
+// complete capture, or the second of two equal captures: a dump may lack rules without an
+// error.
 func captureOthers(conn *nft.Conn, wanted func(nft.Table) bool, k knowledge) (*Ruleset, error) {
 	var doubtful *Ruleset
 	for range captures {
@@ -51,7 +52,8 @@ func captureOthers(conn *nft.Conn, wanted func(nft.Table) bool, k knowledge) (*R
 	return nil, fmt.Errorf("reading native tables, %d times: %w", captures, nft.ErrInterrupted)
 }
 
-// capture makes one attempt.
+// capture makes one attempt. The error is nft.ErrInterrupted if another process committed
+// meanwhile, and captureOthers tries again.
 func capture(conn *nft.Conn, wanted func(nft.Table) bool, k knowledge) (*Ruleset, error) {
 	genid, err := conn.Genid()
 	if err != nil {
@@ -119,7 +121,8 @@ func readTable(conn *nft.Conn, r *Ruleset, id tableid.TableID, f *followed) erro
 	return nil
 }
 
-// each calls f for each object of a kind in the table.
+// each calls f for each object of a kind in the table: d is the decoded object, attrs its
+// message. f's error, or that of a damaged message, ends the dump.
 func (rd *reader) each(kind nft.ObjectKind, f func(d decoded, attrs []byte) error) error {
 	table := []nft.StringAttr{{Kind: forms[kind].table, Value: rd.t.ID.Name}}
 	return rd.conn.EachObject(kind, rd.t.ID.Family, table, func(attrs []byte) error {
@@ -131,6 +134,8 @@ func (rd *reader) each(kind nft.ObjectKind, f func(d decoded, attrs []byte) erro
 	})
 }
 
+// readChains dumps the table's chains, with the use counts by which complete checks the rules
+// later.
 func (rd *reader) readChains() error {
 	return rd.each(nft.Chains, func(d decoded, attrs []byte) error {
 		rd.chains[d.name] = len(rd.t.Chains)
@@ -140,6 +145,8 @@ func (rd *reader) readChains() error {
 	})
 }
 
+// readObjects dumps the table's stateful objects, as a step of readTable. Old kernels have
+// none.
 func (rd *reader) readObjects() error {
 	return unlessUnknown(rd.each(nft.Objects, func(d decoded, attrs []byte) error {
 		rd.t.Objects = append(rd.t.Objects, d.object(attrs))
@@ -147,6 +154,8 @@ func (rd *reader) readObjects() error {
 	}))
 }
 
+// readFlowtables dumps the table's flowtables, without their flows, as a step of readTable.
+// Kernels without flowtables have none.
 func (rd *reader) readFlowtables() error {
 	return unlessUnknown(rd.each(nft.Flowtables, func(d decoded, _ []byte) error {
 		rd.t.Flowtables = append(rd.t.Flowtables, Flowtable{d.name, d.handle, d.attrs})
@@ -154,8 +163,8 @@ func (rd *reader) readFlowtables() error {
 	}))
 }
 
-// unlessUnknown drops the error of a kernel that does not know a kind of object: an old kernel, or
-// a kernel without flowtables. Such a kernel has no such objects.
+// unlessUnknown drops the error of a kernel that does not know a kind of object: an old kernel,
+// or a kernel without flowtables. Such a kernel has no such objects, so the read continues.
 func unlessUnknown(err error) error {
 	if errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.EOPNOTSUPP) {
 		return nil
@@ -163,6 +172,7 @@ func unlessUnknown(err error) error {
 	return err
 }
 
+// readSets dumps the table's sets. readElements reads their elements after it.
 func (rd *reader) readSets() error {
 	return rd.each(nft.Sets, func(d decoded, attrs []byte) error {
 		rd.t.Sets = append(rd.t.Sets, d.set(attrs))
@@ -170,6 +180,8 @@ func (rd *reader) readSets() error {
 	})
 }
 
+// elementsOf dumps the elements of one set, in the kernel's order: callers sort them. ENOENT in
+// the error means that the set is gone.
 func elementsOf(conn *nft.Conn, id tableid.TableID, set string) (all []Element, err error) {
 	err = conn.EachObject(nft.Elements, id.Family, []nft.StringAttr{
 		{Kind: unix.NFTA_SET_ELEM_LIST_TABLE, Value: id.Name},
@@ -183,8 +195,9 @@ func elementsOf(conn *nft.Conn, id tableid.TableID, set string) (all []Element, 
 	return all, nil
 }
 
-// readElements dumps the elements of one set after the other: the kernel has no dump for all sets.
-// It takes the elements of a sealed set from the follower.
+// readElements dumps the elements of one set after the other: the kernel has no dump for all
+// sets. It takes the elements of a sealed set from the follower. readTable calls it behind
+// readSets.
 func (rd *reader) readElements() error {
 	for i := range rd.t.Sets {
 		s := &rd.t.Sets[i]
@@ -219,7 +232,8 @@ func (rd *reader) readRules() error {
 	})
 }
 
-// handleBefore returns the handle of the preceding rule, 0 if the rule is the first.
+// handleBefore returns the handle of the preceding rule, 0 if the rule is the first. A read
+// checks the order by it, and the follower places a new rule; a notification may lack it.
 func handleBefore(attrs []byte) uint64 {
 	n, err := nft.AttrUint64(attrOf(attrs, unix.NFTA_RULE_POSITION))
 	if err != nil {
@@ -228,6 +242,8 @@ func handleBefore(attrs []byte) uint64 {
 	return n
 }
 
+// lastHandle returns the handle of the last rule that was read of a chain; 0: none yet. It must
+// be handleBefore of the next.
 func lastHandle(c *Chain) uint64 {
 	if len(c.Rules) == 0 {
 		return 0
@@ -235,10 +251,10 @@ func lastHandle(c *Chain) uint64 {
 	return c.Rules[len(c.Rules)-1].Handle
 }
 
-// complete reports whether the kernel's use count of each chain matches the rules and jumps that
-// were read. The kernel continues a dump by counting rules, and it counts rules of an unfinished
-// transaction too. If the kernel gives that transaction up, no genid shows it
-// (nf_tables_dump_rules, Linux 6.18).
+// complete reports whether the kernel's use count of each chain matches the rules and jumps
+// that were read; else captureOthers reads again. The kernel continues a dump by counting
+// rules, and it counts rules of an unfinished transaction too. If the kernel gives that
+// transaction up, no genid shows it (nf_tables_dump_rules, Linux 6.18).
 func (r *Ruleset) complete() bool {
 	for id, t := range r.Tables {
 		if r.followed(id) {
@@ -257,7 +273,8 @@ func (r *Ruleset) complete() bool {
 	return true
 }
 
-// same reports whether two captures have the same content. A nil r never has.
+// same reports whether two captures have the same content. A nil r never has. Two equal
+// captures count as complete, although use counts differ.
 func (r *Ruleset) same(o *Ruleset) bool {
 	if r == nil || r.Genid != o.Genid || len(r.Tables) != len(o.Tables) {
 		return false

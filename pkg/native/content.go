@@ -20,7 +20,8 @@ type Digest [sha256.Size]byte
 // String returns the beginning of the digest, for people.
 func (d Digest) String() string { return hex.EncodeToString(d[:8]) }
 
-// Digest returns the digest of the table's content.
+// Digest returns the digest of the table's content. It is the same for two tables that differ
+// only in handles, counters or elements that packets change.
 func (t *Table) Digest() Digest {
 	c := newContents(t)
 	s := newSum(t)
@@ -49,6 +50,8 @@ type sum struct {
 	others xor // parts without an order
 }
 
+// newSum begins a table's digest with its name and attributes. The caller adds its chains in
+// order, and all other parts.
 func newSum(t *Table) *sum {
 	s := &sum{h: sha256.New()}
 	s.h.Write([]byte{uint8(t.ID.Family)})
@@ -67,6 +70,8 @@ func (s *sum) digest() Digest {
 // xor is the digest of a set of digests.
 type xor Digest
 
+// add adds a digest to the set, in any order, or removes it: adding it twice leaves the set as
+// it was. So the follower changes a set's digest by one element.
 func (x *xor) add(d Digest) {
 	for i := range x {
 		x[i] ^= d[i]
@@ -103,6 +108,8 @@ type contents struct {
 // lookupsMost is the number of lookups after which the maps are worth their cost.
 const lookupsMost = 32
 
+// newContents returns the contents of a table, for the digests of many parts. The table must
+// not get other chains or sets of rules meanwhile, unless the caller updates the maps.
 func newContents(t *Table) *contents {
 	c := lazyContents(t)
 	c.index()
@@ -131,7 +138,8 @@ func (c *contents) index() {
 	}
 }
 
-// few reports whether to search the table for a name, instead of the maps.
+// few reports whether to search the table for a name, instead of the maps. setOfRule and
+// chainOfRule call it at each lookup.
 func (c *contents) few() bool {
 	if c.anonymous != nil {
 		return false
@@ -143,7 +151,8 @@ func (c *contents) few() bool {
 	return true
 }
 
-// setOfRule returns the anonymous set of that name, nil if there is none.
+// setOfRule returns the anonymous set of that name, nil if there is none. Such a set is part of
+// its rule's digest; another set counts by its name.
 func (c *contents) setOfRule(name string) *Set {
 	if !c.few() {
 		return c.anonymous[name]
@@ -156,7 +165,8 @@ func (c *contents) setOfRule(name string) *Set {
 	return nil
 }
 
-// chainOfRule returns the chain of that name that belongs to a rule, nil if there is none.
+// chainOfRule returns the chain of that name that belongs to a rule, nil if there is none. Its
+// rules are part of the digest of the rule that jumps to it.
 func (c *contents) chainOfRule(name string) *Chain {
 	if name == "" {
 		return nil
@@ -172,7 +182,8 @@ func (c *contents) chainOfRule(name string) *Chain {
 	return nil
 }
 
-// chain returns the digest of a chain's name, attributes and rules.
+// chain returns the digest of a chain's name, attributes and rules. A chain that belongs to a
+// rule counts without its name, which the kernel chooses.
 func (c *contents) chain(ch *Chain) Digest {
 	name := ch.Name
 	if ch.Bound {
@@ -201,7 +212,8 @@ func (c *contents) setOf(s *Set, name string, elements xor) Digest {
 	return digestOf("set "+name, c.setAttrs(s), elements[:])
 }
 
-// elements returns the digest of a set's elements, which have no order.
+// elements returns the digest of a set's elements, which have no order. Fleeting elements do
+// not count: time or packets change them without a notification.
 func (c *contents) elements(s *Set) (elements xor) {
 	for _, e := range s.Elements {
 		if !fleeting(s, e) {
@@ -211,8 +223,8 @@ func (c *contents) elements(s *Set) (elements xor) {
 	return elements
 }
 
-// setAttrs returns a set's attributes. The expressions that its elements get are among them,
-// without counted values.
+// setAttrs returns a set's attributes for its digest. The expressions that its elements get are
+// among them, without counted values.
 func (c *contents) setAttrs(s *Set) []byte {
 	var out []byte
 	for a, err := range attributes(s.Attrs) {
@@ -241,8 +253,9 @@ func (c *contents) leadsToBound(e Element) bool {
 	return c.chainOfRule(jumpOf(attrOf(e, unix.NFTA_SET_ELEM_DATA))) != nil
 }
 
-// element returns the digest of an element's attributes, without counted values and the rest of its
-// timeout.
+// element returns the digest of an element's attributes, without counted values and the rest of
+// its timeout. Digests of sets are made of it, and comparisons find the same element in two
+// tables by it.
 func (c *contents) element(e Element) Digest {
 	var out []byte
 	for a, err := range attributes(e) {
@@ -268,7 +281,8 @@ func (c *contents) object(o Object) Digest {
 	return digestOf("object "+o.Name, without(o.Attrs, unix.NFTA_OBJ_DATA), o.settings())
 }
 
-// elem and list return the content of one expression, and of a list of them.
+// elem returns the content of one expression for the digest of a set or element, and a damaged
+// expression unchanged.
 func (c *contents) elem(elem []byte) []byte {
 	out, err := mapExpression(elem, c.expression)
 	if err != nil {
@@ -277,6 +291,8 @@ func (c *contents) elem(elem []byte) []byte {
 	return out
 }
 
+// list returns the content of a list of expressions for the digest of a rule, set or element,
+// and a damaged list unchanged.
 func (c *contents) list(list []byte) []byte {
 	out, err := mapExpressions(list, c.expression)
 	if err != nil {
@@ -285,8 +301,9 @@ func (c *contents) list(list []byte) []byte {
 	return out
 }
 
-// expression returns the content of an expression, without counted values. A set or chain that
-// belongs to it appears as a digest instead of a name.
+// expression returns the content of the expression of that name, without counted values, for
+// mapExpression; nil: it is as in data. A set or chain that belongs to it appears as a digest
+// instead of a name. It returns no error.
 func (c *contents) expression(name string, data []byte) ([]byte, error) {
 	if kind := setNameOf(name); kind != 0 {
 		if s := c.setOfRule(nft.String(attrOf(data, kind))); s != nil {
@@ -303,7 +320,8 @@ func (c *contents) expression(name string, data []byte) ([]byte, error) {
 	return withoutState(name, data), nil
 }
 
-// appendBound appends the digest of a chain that belongs to a rule, and nothing for another chain.
+// appendBound appends the digest of a chain that belongs to a rule, in place of the jump to it;
+// nothing for another chain.
 func (c *contents) appendBound(out []byte, name string) []byte {
 	ch := c.chainOfRule(name)
 	if ch == nil {
@@ -313,7 +331,8 @@ func (c *contents) appendBound(out []byte, name string) []byte {
 	return append(out, d[:]...)
 }
 
-// once returns the digest of that name, and computes it on first use.
+// once returns the digest of that name in found, and computes it by f on first use. Within f
+// the digest is zero, so that a loop ends.
 func once(found map[string]Digest, name string, f func() Digest) Digest {
 	d, known := found[name]
 	if !known {
@@ -324,7 +343,9 @@ func once(found map[string]Digest, name string, f func() Digest) Digest {
 	return d
 }
 
-// jumps yields the target chain of each verdict in rules and elements.
+// jumps yields the target chain of each verdict in rules and elements, as often as it is a
+// target. refersTo and largeRemovals find chains by it to which something leads; complete
+// counts them.
 func (t *Table) jumps() iter.Seq[string] {
 	return func(yield func(string) bool) {
 		going := true
@@ -351,6 +372,8 @@ func (t *Table) jumps() iter.Seq[string] {
 // referred has the chains and sets that the rules and elements of a table name.
 type referred struct{ chains, sets map[string]bool }
 
+// refersTo collects the chains and sets that the table still uses. judgeParts uses it after a
+// change: an emptied chain to which nothing refers is its owner's cleaning and no loss.
 func (t *Table) refersTo() referred {
 	r := referred{map[string]bool{}, map[string]bool{}}
 	for name := range t.jumps() {

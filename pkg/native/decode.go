@@ -45,8 +45,9 @@ type decoded struct {
 
 var errNameless = errors.New("an object has no name")
 
-// decode splits the attributes of a message into names, handle and the rest. It repairs the rest so
-// that the kernel accepts it.
+// decode splits the attributes of a message into names, handle and the rest, for reads and for
+// the follower. It repairs the rest so that the kernel accepts it. An error means that the
+// message is damaged, so the read fails or the table is read again.
 func decode(kind nft.ObjectKind, list []byte) (d decoded, err error) {
 	f := forms[kind]
 	for a, err := range attributes(list) {
@@ -76,7 +77,8 @@ func decode(kind nft.ObjectKind, list []byte) (d decoded, err error) {
 	return d, nil
 }
 
-// appendRepaired appends one attribute of an object in a form that the kernel accepts.
+// appendRepaired appends attribute a of an object in a form that the kernel accepts. list has
+// all attributes of the object: a quota is known by its type there.
 func appendRepaired(out []byte, kind nft.ObjectKind, a attr, list []byte) ([]byte, error) {
 	value, err := a.value, error(nil)
 	switch {
@@ -101,7 +103,8 @@ func appendRepaired(out []byte, kind nft.ObjectKind, a attr, list []byte) ([]byt
 	return appendNested(out, a.kind, value), nil
 }
 
-// decodeTable decodes a table, without its content.
+// decodeTable decodes a table's own message, without its content. list has its attributes.
+// readTable and the follower call it.
 func decodeTable(family tableid.Family, list []byte) (*Table, error) {
 	d, err := decode(nft.Tables, list)
 	if err != nil {
@@ -111,7 +114,8 @@ func decodeTable(family tableid.Family, list []byte) (*Table, error) {
 		Flags: number(list, unix.NFTA_TABLE_FLAGS), Owner: number(list, tableOwner)}, nil
 }
 
-// chain returns the decoded message as a chain, without rules.
+// chain returns the decoded message as a chain, without rules. list has the message's
+// attributes.
 func (d decoded) chain(list []byte) Chain {
 	return Chain{Name: d.name, Handle: d.handle, Attrs: d.attrs,
 		Base:  has(list, unix.NFTA_CHAIN_HOOK),
@@ -128,7 +132,8 @@ func (d decoded) object(list []byte) Object {
 	return Object{d.name, number(list, unix.NFTA_OBJ_TYPE), d.handle, d.attrs}
 }
 
-// decodeElements calls f for each element of a message.
+// decodeElements calls f for each element of a message, in a form that the kernel accepts.
+// After an error f may have been called for some of them.
 func decodeElements(list []byte, f func(Element)) error {
 	elements, err := nft.AttrOf(list, unix.NFTA_SET_ELEM_LIST_ELEMENTS)
 	if err != nil {
@@ -156,9 +161,10 @@ func decodeElements(list []byte, f func(Element)) error {
 // isEnd reports whether an element is the end of an interval.
 func isEnd(e Element) bool { return number(e, unix.NFTA_SET_ELEM_FLAGS)&elemIntervalEnd != 0 }
 
-// droppedOfElement reports whether no message that adds an element may have this attribute. In a
-// set with a timeout, Linux 6.18 dumps a timeout of 0 for the end of an interval, and refuses it
-// there (nf_tables_fill_setelem, nft_add_set_elem).
+// droppedOfElement reports whether no message that adds an element may have this attribute.
+// end: the element is the end of an interval. In a set with a timeout, Linux 6.18 dumps a
+// timeout of 0 for such an end, and refuses it there (nf_tables_fill_setelem,
+// nft_add_set_elem).
 func droppedOfElement(kind uint16, end bool) bool {
 	switch kind {
 	case unix.NFTA_SET_ELEM_PAD:
@@ -169,11 +175,11 @@ func droppedOfElement(kind uint16, end bool) bool {
 	return false
 }
 
-// sort sorts the elements by key, the end of an interval before the beginning of the next, as nft
-// sends them. A dump of a hash table has no order, and a dump of a tree has the reverse order. sort
-// drops duplicates, which a dump has if the hash table grew meanwhile. Ranges of several fields
-// keep their order: the kernel accepts a wide range behind a narrow one within it, but not the
-// reverse (nft_pipapo_insert).
+// sort sorts the elements by key, the end of an interval before the beginning of the next, as
+// nft sends them. A dump of a hash table has no order, and a dump of a tree has the reverse
+// order. sort drops duplicates, which a dump has if the hash table grew meanwhile. Ranges of
+// several fields keep their order: the kernel accepts a wide range behind a narrow one within
+// it, but not the reverse (nft_pipapo_insert).
 func (s *Set) sort() {
 	if !s.ranges() {
 		s.Elements = sortElements(s.Elements)

@@ -58,7 +58,8 @@ func (d *Deed) MayTake() bool {
 // flush reports whether the commit deleted more than one owner's tables.
 func (d *Deed) flush() bool { return d.WitnessLost || d.With != "" }
 
-// rules returns the number of removed rules, in deleted chains too.
+// rules returns the number of removed rules, in deleted chains too. tookChain takes more than
+// one in a table without rules for a flush.
 func (d *Deed) rules() (n int) {
 	for _, went := range d.Rules {
 		n += went
@@ -77,8 +78,9 @@ type Recorder struct {
 	names map[tableid.Family]string
 }
 
-// Take records one notification: the message's number without the subsystem, and its attributes.
-// For the NFT_MSG_NEWGEN that ends a commit, call End instead.
+// Take records one notification: the message's number without the subsystem, and its
+// attributes. For the NFT_MSG_NEWGEN that ends a commit, call End instead. An error means that
+// the message is damaged, and that the deeds of its commit are incomplete.
 func (r *Recorder) Take(message uint16, family tableid.Family, attrs []byte) error {
 	table := nft.String(attrOf(attrs, unix.NFTA_TABLE_NAME)) // 1 in all messages
 	if table == "" {
@@ -124,7 +126,8 @@ func (r *Recorder) Take(message uint16, family tableid.Family, attrs []byte) err
 	return nil
 }
 
-// End ends a commit and returns its deeds, by table. The caller knows the committer, and sets By.
+// End ends a commit and returns its deeds, by table; a commit that changed no table has none.
+// The caller knows the committer, and sets By.
 func (r *Recorder) End(c nft.Commit) map[tableid.TableID]*Deed {
 	all := r.deeds
 	for id, d := range all {
@@ -137,6 +140,8 @@ func (r *Recorder) End(c nft.Commit) map[tableid.TableID]*Deed {
 // drop forgets the commit in progress.
 func (r *Recorder) drop() { *r = Recorder{names: r.names} }
 
+// deed returns the deed of the present commit on a table, and makes it at the first
+// notification.
 func (r *Recorder) deed(id tableid.TableID) *Deed {
 	if r.deeds == nil {
 		r.deeds = map[tableid.TableID]*Deed{}
@@ -147,6 +152,8 @@ func (r *Recorder) deed(id tableid.TableID) *Deed {
 	return r.deeds[id]
 }
 
+// loseWitness notes that the present commit deleted the family's witness. End gives it to all
+// deeds in that family, also to those that it recorded before.
 func (r *Recorder) loseWitness(family tableid.Family) {
 	if r.witness == nil {
 		r.witness = map[tableid.Family]bool{}
@@ -154,6 +161,8 @@ func (r *Recorder) loseWitness(family tableid.Family) {
 	r.witness[family] = true
 }
 
+// count adds n to the entry of that name, for the removals in a Deed. It makes the map if there
+// is none.
 func count(in *map[string]int, name string, n int) {
 	if *in == nil {
 		*in = map[string]int{}

@@ -29,8 +29,9 @@ var takesAbsentDevices = sync.OnceValue(func() bool {
 	return (&Table{ID: tableid.Netdev.Table(rehearsalName), Chains: []Chain{{Name: "c", Base: true, Attrs: attrs}}}).Rehearse() == nil
 })
 
-// present returns an object's attributes without the devices that the node lacks. The devices are
-// in the attribute hook: one in its attribute dev, or several in its list devs.
+// present returns an object's attributes without the devices that the node lacks, because a
+// kernel may refuse the whole transaction for one. The devices are in the attribute hook: one
+// in its attribute dev (0: never), or several in its list devs.
 func (w *writer) present(of nft.ObjectKind, attrs []byte, hook, dev, devs uint16) []byte {
 	if w.o.Lacks == nil {
 		return attrs
@@ -74,7 +75,8 @@ func (w *writer) presentIn(of nft.ObjectKind, hook []byte, dev, devs uint16) []b
 	return out
 }
 
-// lacks reports whether to leave out a device, and notes it in leftBy.
+// lacks reports whether to leave out a device, and notes it in leftBy. The writer's caller gets
+// leftBy, so that a log names the devices.
 func (w *writer) lacks(of nft.ObjectKind, name []byte) bool {
 	device := nft.String(name)
 	if !w.o.Lacks(of, device) {

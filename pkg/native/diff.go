@@ -23,7 +23,7 @@ type Change struct {
 	Empty   bool // it has lost its last rule or element
 }
 
-// String describes the change for people.
+// String describes the change for people, in the reason of a Finding and in errors.
 func (c Change) String() string {
 	var said []string
 	say := func(is bool, format string, args ...any) {
@@ -50,9 +50,10 @@ func (c Change) String() string {
 	return fmt.Sprintf("%s %s: %s", c.Kind, c.Name, strings.Join(said, ", "))
 }
 
-// Diff returns the changes of content from one table to another, in the order of was. nil means no
-// table. Parts in the same memory are equal, so for two values of one followed table the cost
-// depends on the changes only.
+// Diff returns the changes of content from one table to another, in the order of was. nil means
+// no table. Judge finds losses by it, and Repaired the success of a replay. Parts in the same
+// memory are equal, so for two values of one followed table the cost depends on the changes
+// only.
 func Diff(was, now *Table) []Change {
 	switch {
 	case was == now:
@@ -107,6 +108,8 @@ type part struct {
 }
 
 // unlike returns the named parts of both tables, without chains and sets in the same memory.
+// Diff compares these by content. A pair of values of one followed table leaves only the
+// changed parts.
 func unlike(was, now *Table) (before, after []part) {
 	following := was.Handle == now.Handle // else the handles prove nothing
 	align(was.Chains, now.Chains, func(a, b *Chain) int {
@@ -147,7 +150,9 @@ func unlike(was, now *Table) (before, after []part) {
 // same is the result of align's compare function for two entries that are the same.
 const same = 2
 
-// align walks two lists in the order of handles, and adds the entries that are not the same.
+// align walks two lists in the order of handles, and adds the entries that are not the same to
+// before and after, by add. compare returns same for equal entries, else the order of their
+// handles. unlike calls it for chains and for sets.
 func align[T any](was, now []T, compare func(a, b *T) int, add func(to *[]part, v *T), before, after *[]part) {
 	for len(was) > 0 && len(now) > 0 {
 		c := compare(&was[0], &now[0])
@@ -177,7 +182,7 @@ func sameList[T any](a, b []T) bool {
 	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
 }
 
-// len returns how many rules or elements a part has.
+// len returns how many rules or elements a part has; 0 for an object or flowtable.
 func (p part) len() int {
 	switch {
 	case p.chain != nil:
@@ -188,7 +193,8 @@ func (p part) len() int {
 	return 0
 }
 
-// same reports whether a rule or element of p is the same memory as a rule or element of q.
+// same reports whether rule or element i of p is the same memory as j of q. Then they are
+// equal, and need no digest.
 func (p part) same(i int, q part, j int) bool {
 	if p.chain != nil {
 		return sameMemory(p.chain.Rules[i].Attrs, q.chain.Rules[j].Attrs)
@@ -199,6 +205,8 @@ func (p part) same(i int, q part, j int) bool {
 // sameMemory is sameList for bytes, except that an empty slice is the same as none.
 func sameMemory(a, b []byte) bool { return len(a) > 0 && sameList(a, b) }
 
+// attrs returns the part's own attributes. If they are the same memory in both tables, change
+// computes no digest of them.
 func (p part) attrs() []byte {
 	switch {
 	case p.chain != nil:
@@ -211,7 +219,8 @@ func (p part) attrs() []byte {
 	return p.flowtable.Attrs
 }
 
-// own returns the digest of the part's own attributes.
+// own returns the digest of the part's own attributes, without counters. A part is Altered if
+// it differs.
 func (c *contents) own(p part) Digest {
 	switch {
 	case p.chain != nil:
@@ -224,7 +233,8 @@ func (c *contents) own(p part) Digest {
 	return digestOf("", p.flowtable.Attrs)
 }
 
-// count returns the number of rules in a range, or of elements that are not fleeting.
+// count returns the number of rules in a range (to is behind the last), or of elements that are
+// not fleeting. Time and packets change fleeting elements, so they are no loss.
 func (p part) count(from, to int) int {
 	if p.set == nil {
 		return to - from
@@ -238,7 +248,8 @@ func (p part) count(from, to int) int {
 	return n
 }
 
-// in returns the digests of the rules or elements that count counts.
+// in returns the digests of the rules or elements that count counts, so that change finds those
+// that both tables have.
 func (c *contents) in(p part, from, to int) (in []Digest) {
 	switch {
 	case p.chain != nil:
@@ -257,7 +268,9 @@ func (c *contents) in(p part, from, to int) (in []Digest) {
 
 type comparison struct{ was, now *contents }
 
-// change compares p with its later state q; nil if they are equal. Without there, q does not exist.
+// change compares p with its later state q, for Diff; nil if they are equal. Without there, q
+// does not exist: the part is gone. Lost and New are counts by digest, so a moved rule is
+// neither.
 func (k *comparison) change(p, q part, there bool) *Change {
 	c := Change{Kind: p.kind, Name: p.name}
 	if !there {

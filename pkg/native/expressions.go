@@ -9,8 +9,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
-// mapExpression rewrites one expression, the content of an NFTA_LIST_ELEM. f gets its name and its
-// own attributes, and returns nil to leave it unchanged.
+// mapExpression rewrites one expression, the content of an NFTA_LIST_ELEM. f gets its name and
+// its own attributes, and returns nil to leave it unchanged. Repairs of a dump and digests use
+// it. An error means that the expression is damaged, or is f's.
 func mapExpression(elem []byte, f func(name string, data []byte) ([]byte, error)) ([]byte, error) {
 	name, err := nft.AttrOf(elem, unix.NFTA_EXPR_NAME)
 	if err != nil {
@@ -29,7 +30,7 @@ func mapExpression(elem []byte, f func(name string, data []byte) ([]byte, error)
 }
 
 // mapExpressions is mapExpression for a list of NFTA_LIST_ELEM. It returns the list itself if
-// nothing changed.
+// nothing changed. Some callers only visit the expressions: their f returns nil.
 func mapExpressions(list []byte, f func(name string, data []byte) ([]byte, error)) ([]byte, error) {
 	var out []byte
 	changed := false
@@ -53,8 +54,9 @@ func mapExpressions(list []byte, f func(name string, data []byte) ([]byte, error
 	return out, nil
 }
 
-// repair turns a dumped expression into a form that the kernel accepts. The kernel refuses its own
-// dump of four kinds (measured on Linux 6.18).
+// repair turns a dumped expression into a form that the kernel accepts; nil: it needs no
+// change. decode and decodeElements repair all content by it. The kernel refuses its own dump
+// of four kinds (measured on Linux 6.18).
 func repair(name string, data []byte) ([]byte, error) {
 	switch name {
 	case "dynset":
@@ -76,8 +78,8 @@ func repair(name string, data []byte) ([]byte, error) {
 	return nil, nil
 }
 
-// repairDynset drops a timeout of zero. It adds the flag that the kernel requires for a list of
-// expressions, but does not dump.
+// repairDynset drops a timeout of zero, for repair. It adds the flag that the kernel requires
+// for a list of expressions, but does not dump. It also repairs these expressions.
 func repairDynset(data []byte) ([]byte, error) {
 	const hasExpressions = 2 // NFT_DYNSET_F_EXPR
 	var out []byte
@@ -117,8 +119,8 @@ func repairDynset(data []byte) ([]byte, error) {
 	return out, nil
 }
 
-// repairQuota clears the flag of a used up quota: the consumed bytes show the same. It returns nil
-// if the flag is not set.
+// repairQuota clears the flag of a used up quota, in a rule or an object: the consumed bytes
+// show the same. It returns nil if the flag is not set.
 func repairQuota(data []byte) []byte {
 	const depleted = 2 // NFT_QUOTA_F_DEPLETED
 	flags := number(data, unix.NFTA_QUOTA_FLAGS)
@@ -128,7 +130,8 @@ func repairQuota(data []byte) []byte {
 	return appendNumber(without(data, unix.NFTA_QUOTA_FLAGS), unix.NFTA_QUOTA_FLAGS, flags&^depleted)
 }
 
-// setNameOf returns the attribute in which an expression names a set, 0 if it names none.
+// setNameOf returns the attribute in which an expression of that name (such as "lookup") names
+// a set, 0 if it names none.
 func setNameOf(expression string) uint16 {
 	switch expression {
 	case "lookup":
@@ -150,7 +153,8 @@ func jumpOf(data []byte) string {
 // immediateData is NFTA_IMMEDIATE_DATA.
 const immediateData = 2
 
-// names calls set for each set that a list of expressions names, and chain for each chain.
+// names calls set for each set that a list of expressions names, and chain for each chain. It
+// ends silently at damaged expressions. It does not find chains to which a set's elements lead.
 func names(list []byte, set, chain func(string)) {
 	_, _ = mapExpressions(list, func(name string, data []byte) ([]byte, error) {
 		if kind := setNameOf(name); kind != 0 && has(data, kind) {
@@ -165,8 +169,8 @@ func names(list []byte, set, chain func(string)) {
 	})
 }
 
-// withoutState returns an expression's attributes without the values that packets change; nil if it
-// has no such values.
+// withoutState returns an expression's attributes without the values that packets change; nil
+// if it has no such values. So neither a digest nor a rule's text changes with each packet.
 func withoutState(name string, data []byte) []byte {
 	switch name {
 	case "counter", "last":

@@ -34,7 +34,9 @@ type fateFinder struct {
 	lost map[int]fate
 }
 
-// rule returns a rule's fates, and the chains to which it leads.
+// rule returns a rule's fates, and the chains to which it leads, by their index in the table.
+// list has its expressions. of includes the fates of those chains. lacks decides by it whether
+// a rule must wait.
 func (f *fateFinder) rule(list []byte) (of fate, to []int) {
 	verdict := func(data []byte) {
 		switch v := verdictIn(data); {
@@ -76,8 +78,8 @@ func (f *fateFinder) rule(list []byte) (of fate, to []int) {
 	return of, to
 }
 
-// steers reports whether an object does more with a packet than count it, match it or have its
-// connection tracked.
+// steers reports whether a rule that names an object does more with a packet than count it,
+// match it or have its connection tracked. data has the attributes of the rule's objref.
 func (f *fateFinder) steers(data []byte) bool {
 	kind := number(data, unix.NFTA_OBJREF_IMM_TYPE)
 	if i, ok := f.sets[nft.String(attrOf(data, unix.NFTA_OBJREF_SET_NAME))]; ok {
@@ -91,7 +93,8 @@ func (f *fateFinder) steers(data []byte) bool {
 	return true
 }
 
-// chain returns the fates of all rules of a chain.
+// chain returns the fates of all rules of the chain at index i, for a rule that leads there. It
+// computes them once.
 func (f *fateFinder) chain(i int) fate {
 	if of, known := f.chains[i]; known {
 		return of
@@ -128,7 +131,10 @@ func (h *holder) holdBehind() {
 	}
 }
 
-// lacks leaves out the rules of one chain that wait, and returns the fates that packets miss there.
+// lacks leaves out the rules of the chain at index i that wait, and returns the fates that
+// packets miss there. holdBehind calls it for each chain, and lacks itself for the chains to
+// which a rule leads. Fates that are missing there are missing for the next rules too, except
+// accepts.
 func (f *fateFinder) lacks(i int) (lost fate) {
 	if lost, known := f.lost[i]; known {
 		return lost
@@ -166,14 +172,16 @@ func (f *fateFinder) lacks(i int) (lost fate) {
 	return inside
 }
 
-// mayLead reports whether a rule may lead to chains.
+// mayLead reports whether a rule may lead to chains: it names a chain or a set. lacks then
+// examines it, although nothing before it is missing.
 func mayLead(r Rule) (may bool) {
 	names(r.expressions(), func(string) { may = true }, func(string) { may = true })
 	return may
 }
 
-// waits reports whether a rule with the fates of must not be written behind missing rules with the
-// fates lost.
+// waits reports whether holdBehind must leave out a rule: packets would meet it only because
+// rules before it are missing. of has its fates, lost those of the missing rules. A plain table
+// translates nothing: there an accept may follow missing accepts.
 func (f *fateFinder) waits(of, lost fate) bool {
 	switch {
 	case lost == 0, of == 0, of == fateKeeps:

@@ -43,7 +43,8 @@ type heard struct {
 	attrs  []byte
 }
 
-// take keeps a notification until its commit ends.
+// take keeps a notification until its commit ends: only end knows its genid. Notifications of
+// tables that are not followed are dropped.
 func (f *follower) take(n nft.Notification) {
 	if len(f.tables) == 0 {
 		return
@@ -58,7 +59,8 @@ func (f *follower) take(n nft.Notification) {
 	}
 }
 
-// keep copies the necessary attributes of a notification.
+// keep copies the necessary attributes of a notification, because n's memory is used again. The
+// copy lives until the end of the commit.
 func (f *follower) keep(n nft.Notification) []byte {
 	if cap(f.piece)-len(f.piece) < len(n.Attrs)+4 {
 		f.piece = make([]byte, 0, max(pieceSize, len(n.Attrs)+4))
@@ -79,8 +81,9 @@ var goers = map[uint16]nft.ObjectKind{
 	unix.NFT_MSG_DELRULE: nft.Rules, unix.NFT_MSG_DELCHAIN: nft.Chains, unix.NFT_MSG_DELSET: nft.Sets,
 }
 
-// appendNames appends the attributes that identify a message's object. It appends an unreadable
-// message unchanged, for decode to refuse.
+// appendNames appends the attributes that identify a message's object, in the form f. It
+// appends an unreadable message unchanged, so that decode refuses it and the table is read
+// again.
 func appendNames(out []byte, f form, list []byte) []byte {
 	from := len(out)
 	for a, err := range attributes(list) {
@@ -94,7 +97,9 @@ func appendNames(out []byte, f form, list []byte) []byte {
 	return out
 }
 
-// end applies the notifications of a commit.
+// end applies the notifications of a commit to the followed tables, for Kernel.take. It stops
+// following a table that does not fit them; the next read follows it again. now is the commit's
+// time, for timeouts.
 func (f *follower) end(genid uint32, now time.Time) {
 	if f.tooMuch {
 		f.forget()
@@ -118,7 +123,8 @@ func (f *follower) end(genid uint32, now time.Time) {
 	f.drop()
 }
 
-// drop discards the notifications of the present commit.
+// drop discards the notifications of the present commit: they were applied, or are incomplete.
+// It keeps the memory for the next commit.
 func (f *follower) drop() {
 	clear(f.messages)
 	f.messages, f.piece, f.bytes, f.tooMuch = f.messages[:0], f.piece[:0], 0, false
@@ -133,7 +139,8 @@ func (f *follower) forget() {
 	f.drop()
 }
 
-// seed begins to follow a table that was read at a genid and a time.
+// seed begins to follow a table that was read at a genid and a time. A table that cannot be
+// followed is left out, so each capture reads it.
 func (f *follower) seed(t *Table, genid uint32, at time.Time) {
 	if f.tables == nil {
 		f.tables = map[tableid.TableID]*followed{}
@@ -150,7 +157,8 @@ func (f *follower) seed(t *Table, genid uint32, at time.Time) {
 	}
 }
 
-// standing returns a followed table; nil if it is not followed, or is gone.
+// standing returns a followed table; nil if it is not followed, or is gone. Then a capture
+// reads it.
 func (f *follower) standing(id tableid.TableID) *followed {
 	if t := f.tables[id]; t != nil && !t.gone {
 		return t
@@ -159,6 +167,7 @@ func (f *follower) standing(id tableid.TableID) *followed {
 }
 
 // value returns a table as it is after the last commit; nil if it is not followed, or is gone.
+// A suspect commit gets it as Before, and a read is compared with it.
 func (f *follower) value(id tableid.TableID) (*Table, Digest) {
 	t := f.standing(id)
 	if t == nil {
@@ -190,7 +199,8 @@ type followed struct {
 	digest Digest
 }
 
-// follow begins to follow a table that was read.
+// follow begins to follow a table that was read at that genid and time. errNotFollowed: one
+// process owns it, or it has parts on devices, which the kernel changes without a notification.
 func follow(t *Table, genid uint32, at time.Time) (*followed, error) {
 	f := &followed{genid: genid}
 	f.begin(*t, at)
@@ -218,7 +228,8 @@ func follow(t *Table, genid uint32, at time.Time) (*followed, error) {
 	return f, f.finish()
 }
 
-// begin starts again with an empty table.
+// begin starts again with an empty table, whose own attributes head has. at is the time from
+// which timeouts count. A new table, a deleted one and follow begin so.
 func (f *followed) begin(head Table, at time.Time) {
 	head.Chains, head.Objects, head.Flowtables, head.Sets = nil, nil, nil, nil
 	*f = followed{head: head, genid: f.genid, at: at, in: *newContents(&head), deleted: map[uint64]bool{},
@@ -231,7 +242,8 @@ func hasDevice(attrs []byte) bool {
 	return has(hook, unix.NFTA_HOOK_DEV) || has(hook, hookDevs)
 }
 
-// apply applies one notification. After an error the table must be read again.
+// apply applies one notification of a commit at the time now. After an error the table must be
+// read again. finish must be called at the end of the commit.
 func (f *followed) apply(n nft.Notification, now time.Time) error {
 	f.last = nil
 	attrs := n.Attrs
@@ -297,7 +309,8 @@ func (f *followed) newTable(attrs []byte, now time.Time) error {
 	return nil
 }
 
-// finish updates the lists that a commit changed.
+// finish updates the lists that a commit changed, once all its notifications were applied.
+// After an error the table must be read again.
 func (f *followed) finish() error {
 	clear(f.deleted)
 	for c := range f.touchedChains {
@@ -318,8 +331,9 @@ func (f *followed) finish() error {
 	return nil
 }
 
-// value returns the table as a value, and its digest. The cost is that of the changes since the
-// last value, and of a copy of the lists.
+// value returns the table as a value, and its digest, after the last commit. A capture takes it
+// in place of a read. The cost is that of the changes since the last value, and of a copy of
+// the lists.
 func (f *followed) value() (*Table, Digest) {
 	if f.last != nil {
 		return f.last, f.digest
@@ -359,7 +373,8 @@ type objectList[K, V comparable] struct {
 	highest uint64
 }
 
-// add adds the newest object.
+// add adds the newest object. An error means that the notifications do not fit the table: the
+// key exists, or the handle is not the highest.
 func (r *objectList[K, V]) add(key K, handle uint64, v V) error {
 	if _, there := r.byKey[key]; there || handle <= r.highest {
 		return nft.ErrUnplaced // a renamed chain keeps its handle

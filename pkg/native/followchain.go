@@ -13,6 +13,8 @@ type followedChain struct {
 	known  bool // the digest is current
 }
 
+// sum returns the chain's digest, and computes it only if the chain has changed since the last
+// call. value builds the table's digest from these.
 func (c *followedChain) sum(in *contents) Digest {
 	if !c.known {
 		c.digest, c.known = in.chain(&c.Chain), true
@@ -20,7 +22,9 @@ func (c *followedChain) sum(in *contents) Digest {
 	return c.digest
 }
 
-// finish makes the chain's rules from the list, in new memory. Values keep the old rules.
+// finish makes the chain's rules from the list, in new memory, at the end of a commit. Values
+// keep the old rules. An error means that a new rule has no place, so the table must be read
+// again.
 func (c *followedChain) finish() error {
 	if c.rules == nil {
 		return nil
@@ -33,6 +37,8 @@ func (c *followedChain) finish() error {
 	return nil
 }
 
+// inOrder returns the rules of a list in the kernel's order, in new memory; nil if there is
+// none.
 func inOrder(o *nft.RuleOrder[Rule]) []Rule {
 	if o.Len() == 0 {
 		return nil
@@ -44,6 +50,8 @@ func inOrder(o *nft.RuleOrder[Rule]) []Rule {
 	return out
 }
 
+// addChain adds a chain that is the newest of its table: its handle is the highest. Otherwise
+// the error is nft.ErrUnplaced, and the table must be read again.
 func (f *followed) addChain(c Chain) error {
 	node := &followedChain{Chain: c}
 	if c.Bound {
@@ -70,6 +78,8 @@ func (f *followed) newChain(d decoded, attrs []byte) error {
 	return nil
 }
 
+// deleteChain applies the notification of a deleted chain. It skips a chain that was removed
+// with its rule in the same commit. An error makes the follower read the table again.
 func (f *followed) deleteChain(d decoded, _ []byte) error {
 	if f.deleted[d.handle] {
 		return nil
@@ -82,13 +92,16 @@ func (f *followed) deleteChain(d decoded, _ []byte) error {
 	return nil
 }
 
+// removeChain removes a chain with its rules from the followed table. deleteChain calls it, and
+// unbind for a chain that belongs to a deleted rule.
 func (f *followed) removeChain(c *followedChain) {
 	f.chains.remove(c.Name)
 	delete(f.in.bound, c.Name)
 	delete(f.touchedChains, c)
 }
 
-// list returns the chain's rules as a list for changes.
+// list returns the chain's rules as a list for the changes of this commit. finish makes the
+// chain's rules from it.
 func (f *followed) list(c *followedChain) *nft.RuleOrder[Rule] {
 	if c.rules == nil {
 		c.rules = nft.NewRuleOrder(len(c.Rules), func(yield func(uint64, Rule) bool) {
@@ -104,6 +117,9 @@ func (f *followed) list(c *followedChain) *nft.RuleOrder[Rule] {
 	return c.rules
 }
 
+// newRule applies the notification of a new rule, which has the handle of the rule in front of
+// it. appended (Notification.Append): it was appended, or replaced another rule. An error makes
+// the follower read the table again.
 func (f *followed) newRule(d decoded, attrs []byte, appended bool) error {
 	c := f.chains.byKey[d.name]
 	if c == nil {
@@ -129,8 +145,9 @@ func (f *followed) deleteRule(d decoded, _ []byte) error {
 	return err
 }
 
-// unbind removes the chains that belong to a deleted rule. The kernel need not notify of them
-// (nft_immediate_destroy, Linux 6.18).
+// unbind removes the chains that belong to a deleted rule, and the chains of their rules. The
+// kernel need not notify of them (nft_immediate_destroy, Linux 6.18); deleted has them, so that
+// a notification is skipped.
 func (f *followed) unbind(r Rule) {
 	if len(f.in.bound) == 0 {
 		return
@@ -157,6 +174,8 @@ func (f *followed) addObject(o Object) error {
 	return f.objects.add(objectKey{o.Name, o.Type}, o.Handle, &o)
 }
 
+// newObject applies the notification of a new or changed object. An error makes the follower
+// read the table again: the known object of that name has another handle.
 func (f *followed) newObject(d decoded, attrs []byte) error {
 	o := d.object(attrs)
 	was := f.objects.byKey[objectKey{o.Name, o.Type}]
@@ -170,6 +189,8 @@ func (f *followed) newObject(d decoded, attrs []byte) error {
 	return nil
 }
 
+// deleteObject applies the notification of a deleted object. An error makes the follower read
+// the table again: there is no such object.
 func (f *followed) deleteObject(d decoded, attrs []byte) error {
 	key := objectKey{d.name, number(attrs, unix.NFTA_OBJ_TYPE)}
 	if o := f.objects.byKey[key]; o == nil || o.Handle != d.handle {

@@ -33,6 +33,9 @@ type elementChange struct {
 	made  bool    // the first change of that key added an element
 }
 
+// sum returns the set's digest, and computes it only if the set has changed. value builds the
+// table's digest from these. A set whose elements lead to chains of rules is always counted
+// again, because those chains may change.
 func (s *followedSet) sum(in *contents) Digest {
 	if s.known {
 		return s.digest
@@ -45,6 +48,8 @@ func (s *followedSet) sum(in *contents) Digest {
 	return s.digest
 }
 
+// addSet adds a set that is the newest of its table. Otherwise the error is nft.ErrUnplaced,
+// and the table must be read again.
 func (f *followed) addSet(s Set) error {
 	node := &followedSet{Set: s, recount: len(s.Elements) > 0}
 	if s.Anonymous() {
@@ -54,9 +59,9 @@ func (f *followed) addSet(s Set) error {
 }
 
 // sealed returns the followed set if its elements cannot have changed since they were heard or
-// read, else nil. Once a rule uses a constant anonymous set, the kernel refuses to add elements to
-// it (nf_tables_newsetelem) or to delete some (nf_tables_delsetelem). No set gets the handle of
-// another. The table's follower has heard of all changes before.
+// read, else nil: a read must dump them. Once a rule uses a constant anonymous set, the kernel
+// refuses to add elements (nf_tables_newsetelem) or to delete some (nf_tables_delsetelem). No
+// set gets the handle of another. The follower has heard of all changes before.
 func (f *followed) sealed(s *Set) *followedSet {
 	const sealed = setAnonymous | setConstant
 	if f == nil || s.Handle == 0 || s.Flags&sealed != sealed || s.fleeting() {
@@ -68,6 +73,8 @@ func (f *followed) sealed(s *Set) *followedSet {
 	return nil
 }
 
+// newSet applies the notification of a new or changed set. An error makes the follower read the
+// table again: the known set of that name has another handle or other flags.
 func (f *followed) newSet(d decoded, attrs []byte) error {
 	s := d.set(attrs)
 	was := f.sets.byKey[s.Name]
@@ -81,6 +88,8 @@ func (f *followed) newSet(d decoded, attrs []byte) error {
 	return nil
 }
 
+// deleteSet applies the notification of a deleted set. An error makes the follower read the
+// table again: there is no such set.
 func (f *followed) deleteSet(d decoded, _ []byte) error {
 	s := f.sets.byKey[d.name]
 	if s == nil || s.Handle != d.handle {
@@ -92,7 +101,9 @@ func (f *followed) deleteSet(d decoded, _ []byte) error {
 	return nil
 }
 
-// elements applies added or deleted elements.
+// elements applies a notification of added or deleted elements; finish merges them into the
+// set. now is the time of the commit, from which the elements' timeouts count. An error makes
+// the follower read the table again.
 func (f *followed) elements(attrs []byte, deleted bool, now time.Time) error {
 	s := f.sets.byKey[nft.String(attrOf(attrs, unix.NFTA_SET_ELEM_LIST_SET))]
 	if s == nil {
@@ -108,7 +119,9 @@ func (f *followed) elements(attrs []byte, deleted bool, now time.Time) error {
 	})
 }
 
-// later returns the element with by more left of its timeout, which counts from an earlier time.
+// later returns the element with by more left of its timeout, so that the rest counts from a
+// time that is by earlier. All elements of a followed table count from one time. An element
+// without a timeout is unchanged.
 func (e Element) later(by time.Duration) Element {
 	left, err := nft.AttrUint64(attrOf(e, unix.NFTA_SET_ELEM_EXPIRATION))
 	if err != nil || by <= 0 {
@@ -118,6 +131,8 @@ func (e Element) later(by time.Duration) Element {
 		milliseconds(unix.NFTA_SET_ELEM_EXPIRATION, left+uint64(by.Milliseconds()))...)
 }
 
+// change notes one more change of an element's key in this commit, for take and lose. f alters
+// the change c. changed: there was an earlier one of that key.
 func (s *followedSet) change(e Element, f func(c *elementChange, changed bool)) {
 	if s.changes == nil {
 		s.changes = map[string]elementChange{}
@@ -131,6 +146,8 @@ func (s *followedSet) change(e Element, f func(c *elementChange, changed bool)) 
 	s.changes[key] = c
 }
 
+// take notes an added or updated element. If the commit deleted one of that key before, finish
+// takes both together as a move.
 func (s *followedSet) take(e Element) {
 	s.change(e, func(c *elementChange, changed bool) {
 		c.made = c.made || !changed
@@ -149,7 +166,9 @@ func elementKey(e Element) string {
 	return string(slices.Concat([]byte{flags}, attrOf(e, unix.NFTA_SET_ELEM_KEY), attrOf(e, elemKeyEnd)))
 }
 
-// finish applies the changes to the set's elements, in new memory. Values keep the old elements.
+// finish applies the changes to the set's elements, in new memory, at the end of a commit.
+// Values keep the old elements. An error means that an element is not known, so the table is
+// read again. in has the digests of chains of rules.
 func (s *followedSet) finish(in *contents) error {
 	if len(s.order) == 0 {
 		return nil
@@ -164,7 +183,8 @@ func (s *followedSet) finish(in *contents) error {
 	return err
 }
 
-// merged returns the changed elements of a sorted set, see sortElements.
+// merged returns the elements of a sorted set after the changes, see sortElements. It also
+// corrects the digest of the elements. An error is count's.
 func (s *followedSet) merged(in *contents) ([]Element, error) {
 	changes := make([]elementChange, 0, len(s.order))
 	for _, key := range s.order {
@@ -190,7 +210,8 @@ func (s *followedSet) merged(in *contents) ([]Element, error) {
 	return append(out, old...), nil
 }
 
-// inPlace returns the changed elements of a set that has an order of its own.
+// inPlace is merged for a set that has an order of its own: ranges of several fields. An
+// updated element keeps its place, and an added or moved one is behind all others.
 func (s *followedSet) inPlace(in *contents) ([]Element, error) {
 	out, found := make([]Element, 0, len(s.Elements)+len(s.order)), map[string]bool{}
 	for _, e := range s.Elements {
@@ -220,8 +241,9 @@ func (s *followedSet) inPlace(in *contents) ([]Element, error) {
 	return out, nil
 }
 
-// count adds a changed element to the digest. The deletion of an unknown element is an error,
-// unless time or packets may have added the element.
+// count adds a changed element to the digest. found: the set had an element of that key before.
+// The deletion of an unknown element is an error, unless time or packets may have added the
+// element.
 func (s *followedSet) count(c elementChange, found bool, in *contents) error {
 	if !found && !c.made && c.moved && !s.fleeting() {
 		return nft.ErrUnplaced
@@ -232,7 +254,9 @@ func (s *followedSet) count(c elementChange, found bool, in *contents) error {
 	return nil
 }
 
-// uncount adds an element to the digest, or removes it: with xor both are the same.
+// uncount adds an element to the digest, or removes it: with xor both are the same. A fleeting
+// element does not count. An element that leads to a chain of a rule makes sum count all again
+// (recount).
 func (s *followedSet) uncount(e Element, in *contents) {
 	switch {
 	case s.recount || fleeting(&s.Set, e):

@@ -22,9 +22,10 @@ var ErrHandles = errors.New("the handles are too far apart to be had again")
 // take the handles of objects that were deleted before the table was read.
 const scratchName = "canaryd-scratch"
 
-// CreateWithHandles is Create with the old handle for each object. Some owners remember handles:
-// libvirt deletes by handle, and would delete other rules. The kernel counts handles within a
-// table, so it is enough to make all objects in the order of their handles.
+// CreateWithHandles is Create with the old handle for each object. Some owners remember
+// handles: libvirt deletes by handle, and would delete other rules. The kernel counts handles
+// within a table, so it makes all objects in the order of their handles. With ErrHandles
+// nothing is written.
 func (t *Table) CreateWithHandles(b *nft.Batch, o Options) (left []string, err error) {
 	if t.Immune() {
 		return nil, fmt.Errorf("table %s: %w", t.ID, ErrImmune)
@@ -66,8 +67,9 @@ type numbered struct {
 	write  func(*handleWriter) error
 }
 
-// byHandle returns all objects in the order of their handles. An object has a higher handle than
-// the objects that it names, because they existed before.
+// byHandle returns all objects in the order of their handles, in which CreateWithHandles writes
+// them. An object has a higher handle than the objects that it names, because they existed
+// before.
 func (t *Table) byHandle() []numbered {
 	var all []numbered
 	for i := range t.Chains {
@@ -107,7 +109,8 @@ type handleWriter struct {
 	holes   int
 }
 
-// fill uses up one handle.
+// fill uses up one handle that no object of the table had. The first call makes the chain
+// scratchName, and each other call a rule in it. finish deletes them.
 func (k *handleWriter) fill() {
 	if !k.scratch {
 		k.scratch = true
@@ -123,8 +126,9 @@ func (k *handleWriter) fill() {
 	k.b.End()
 }
 
-// numberedSet writes a set. The elements of a named set may lead to younger chains, so they are
-// written at the end. An anonymous set has all its elements before the rule that it belongs to.
+// numberedSet writes a set at the place of its handle. The elements of a named set may lead to
+// younger chains, so finish writes them. An anonymous set has all its elements before the rule
+// that it belongs to.
 func (k *handleWriter) numberedSet(s *Set) {
 	number := k.newSet(s)
 	elements := func() {
@@ -137,7 +141,8 @@ func (k *handleWriter) numberedSet(s *Set) {
 	k.late = append(k.late, elements)
 }
 
-// rule writes a rule behind the nearest written rule before it, or as the first.
+// rule writes the rule at index at behind the nearest written rule before it, or as the first.
+// Its neighbours may have higher handles, and are written later.
 func (k *handleWriter) rule(c *Chain, at int) {
 	r := c.Rules[at]
 	before := at - 1
@@ -160,7 +165,8 @@ func (k *handleWriter) rule(c *Chain, at int) {
 	k.written[r.Handle] = true
 }
 
-// finish writes the remaining elements, and deletes the chain scratchName.
+// finish writes the remaining elements, and deletes the chain scratchName with its rules, which
+// is no part of the table.
 func (k *handleWriter) finish() {
 	for _, elements := range k.late {
 		elements()

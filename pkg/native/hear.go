@@ -65,7 +65,8 @@ type Before struct {
 func (k *Kernel) Suspect(f func(Commit) bool) { k.suspect = f }
 
 // Hear returns the commits since the last call, up to genid at least, the oldest first. missed:
-// there were other commits, which were not heard completely.
+// there were other commits, which were not heard completely. Then a loss may have no deed, and
+// its committer is unknown.
 func (k *Kernel) Hear(genid uint32) (commits []Commit, missed bool, err error) {
 	err = k.hear(genid)
 	commits, missed = k.commits, k.missed || err != nil
@@ -73,7 +74,9 @@ func (k *Kernel) Hear(genid uint32) (commits []Commit, missed bool, err error) {
 	return commits, missed, err
 }
 
-// hear processes the notifications of all commits up to genid at least.
+// hear processes the notifications of all commits up to genid at least, and waits for them up
+// to hearMost. Notifications that do not arrive, or that the socket dropped, set missed and are
+// no error: tables are read again. An error means that the socket itself fails.
 func (k *Kernel) hear(genid uint32) error {
 	for deadline := time.Now().Add(hearMost); ; {
 		err := k.events.DrainAll(k.take)
@@ -122,7 +125,9 @@ func (k *Kernel) miss() {
 	k.follow.forget()
 }
 
-// take processes one notification.
+// take processes one notification; hear calls it for each. NFT_MSG_NEWGEN ends a commit: it is
+// kept for Hear, and applied to the followed tables. After missed notifications that commit is
+// dropped.
 func (k *Kernel) take(n nft.Notification) error {
 	if n.Kind != unix.NFT_MSG_NEWGEN {
 		k.follow.take(n)
@@ -150,8 +155,9 @@ func (k *Kernel) take(n nft.Notification) error {
 	return nil
 }
 
-// thin makes room for the tables of one more commit. If many commits wait, the oldest commit that
-// deleted no table loses its tables, or else the oldest.
+// thin makes room for the tables of one more commit. If many commits wait, the oldest commit
+// that deleted no table loses its tables, or else the oldest. It is still returned by Hear, but
+// without Before.
 func (k *Kernel) thin() {
 	kept, oldest, mild := 0, -1, -1
 	for i, c := range k.commits {
@@ -177,7 +183,8 @@ func (k *Kernel) thin() {
 	}
 }
 
-// before returns the tables that a commit touched, as they were at the genid before.
+// before returns the tables that a suspect commit touched, as they were at the genid before,
+// for Commit.Before. A table that is not followed, or was read later, is left out.
 func (k *Kernel) before(c Commit, genid uint32) map[tableid.TableID]Before {
 	all := map[tableid.TableID]Before{}
 	for id := range c.Deeds {
@@ -207,7 +214,8 @@ func (k *Kernel) Follow(wanted func(nft.Table) bool) (*Ruleset, error) {
 	return k.read(wanted, true)
 }
 
-// read reads the wanted tables. whole: it takes followed tables without a read; see knowledge.
+// read reads the wanted tables. whole: it takes followed tables without a read, for Follow; see
+// knowledge. Other tables are followed from this read on, unless a commit came between.
 func (k *Kernel) read(wanted func(nft.Table) bool, whole bool) (*Ruleset, error) {
 	genid, err := k.conn.Genid()
 	if err == nil {
@@ -245,7 +253,8 @@ func (k *Kernel) read(wanted func(nft.Table) bool, whole bool) (*Ruleset, error)
 	return r, nil
 }
 
-// followed returns a table as it is at a genid, nil if it is not followed up to there.
+// followed returns a table as it is at a genid, nil if it is not followed up to there. A
+// capture then reads the table. It first hears the commits up to genid.
 func (k *Kernel) followed(genid uint32, id tableid.TableID) *followed {
 	if k.hear(genid) != nil || k.upTo != genid {
 		return nil

@@ -38,7 +38,8 @@ func (h *holder) words() *words {
 	return &words{family: h.t.ID.Family, chains: h.t.chainsByName(), sets: h.t.setsByName()}
 }
 
-// list returns the parts that are left out, in the order of the table.
+// list returns the parts that are left out, in the order of the table, for Repair.Held.
+// Nameless parts are in the part to which they belong. Both ends of an interval are one part.
 func (h *holder) list() (list []Held) {
 	if len(h.held) == 0 {
 		return nil
@@ -106,7 +107,8 @@ func (h *holder) list() (list []Held) {
 	return list
 }
 
-// neighbour returns the nearest rule in one direction that is not left out.
+// neighbour returns the nearest rule that is not left out, in front of s (step -1) or behind it
+// (1); zero: none. By these two rules With finds the place of a quarantined rule later.
 func (h *holder) neighbour(c *contents, s Spot, step int) Digest {
 	rules := h.t.Chains[s.At].Rules
 	for s.In += step; s.In >= 0 && s.In < len(rules); s.In += step {
@@ -117,7 +119,8 @@ func (h *holder) neighbour(c *contents, s Spot, step int) Digest {
 	return Digest{}
 }
 
-// reduced returns the table without the parts that are left out.
+// reduced returns the table without the parts that are left out, for Repair.Written. Lists
+// without such a part are shared with the table.
 func (h *holder) reduced() *Table {
 	if len(h.held) == 0 {
 		return h.t
@@ -145,7 +148,8 @@ func (h *holder) reduced() *Table {
 	return &t
 }
 
-// kept returns the entries that stay; the list itself if all of them do.
+// kept returns the entries that stay; the list itself if all of them do. stays gets the index
+// of an entry.
 func kept[T any](list []T, stays func(i int) bool) []T {
 	var out []T
 	for i, v := range list {

@@ -54,7 +54,8 @@ func newHolder(t *Table, writes func(Spot) bool, held map[Spot]hold) *holder {
 	return h
 }
 
-// indexed returns a holder that can look up the names in expressions.
+// indexed returns a holder that can look up the names in expressions, and leaves out nothing.
+// newHolder adds the rest; a cutter needs no more.
 func indexed(t *Table) *holder {
 	h := &holder{t: t, held: map[Spot]hold{}, chains: map[string]int{}, sets: map[string]int{}, plain: true}
 	for i := range t.Chains {
@@ -68,7 +69,8 @@ func indexed(t *Table) *holder {
 	return h
 }
 
-// nameless reports whether a chain or set belongs to a rule or element.
+// nameless reports whether a part is a chain or set that belongs to a rule or element, or is
+// within one. It is never left out alone, but with its owner.
 func (h *holder) nameless(s Spot) bool {
 	switch s.Kind {
 	case nft.Chains, nft.Rules:
@@ -80,8 +82,8 @@ func (h *holder) nameless(s Spot) bool {
 }
 
 // eachOwner calls f for each rule and element of named chains and sets, with the rule's
-// expressions. For an element these are the expressions of a rule that has its verdict or its
-// object.
+// expressions. These parts can be left out, with the nameless parts that they name. For an
+// element, list has the expressions of a rule with its verdict or object.
 func (h *holder) eachOwner(f func(owner Spot, list []byte)) {
 	for i := range h.t.Chains {
 		if c := &h.t.Chains[i]; !c.Bound {
@@ -99,7 +101,8 @@ func (h *holder) eachOwner(f func(owner Spot, list []byte)) {
 	}
 }
 
-// expressionsOf returns an element's verdict or object as expressions of a rule.
+// expressionsOf returns the verdict or object of e, an element of s, as expressions of a rule;
+// nil if it has none. So the search for named parts treats rules and elements alike.
 func expressionsOf(s *Set, e Element) (list []byte) {
 	say := func(name string, data []byte) {
 		expression := appendNested(nft.AppendAttr(nil, unix.NFTA_EXPR_NAME, name, 1), unix.NFTA_EXPR_DATA, data)
@@ -115,8 +118,9 @@ func expressionsOf(s *Set, e Element) (list []byte) {
 	return list
 }
 
-// eachNamed calls f for each chain, set, object and flowtable that expressions name. It also looks
-// into the nameless chains and sets among them.
+// eachNamed calls f for each chain, set, object and flowtable that expressions name. It also
+// looks into the nameless chains and sets among them. So callers find the parts that a rule
+// needs.
 func (h *holder) eachNamed(list []byte, f func(Spot)) {
 	seen := map[Spot]bool{} // data from a file may have loops
 	var each func(list []byte)
@@ -166,7 +170,8 @@ func (h *holder) eachNamed(list []byte, f func(Spot)) {
 	each(list)
 }
 
-// take leaves out a refused part, and reports whether it can: not if the part is in force already.
+// take leaves out a refused part, for Repair.leave, and reports whether it can: not if the part
+// is in force already. For a nameless part it leaves out the owner.
 func (h *holder) take(s Spot, why string) bool {
 	if s = h.owner(s); h.nameless(s) || !h.writes(s) {
 		return false
@@ -175,7 +180,8 @@ func (h *holder) take(s Spot, why string) bool {
 	return true
 }
 
-// owner returns the rule or element to which a part belongs, or the part itself if it has a name.
+// owner returns the rule or element to which a part belongs, or the part itself if it has a
+// name. Only owners are left out.
 func (h *holder) owner(s Spot) Spot {
 	if owner, ok := h.owners[h.whole(s)]; ok {
 		return owner
@@ -183,7 +189,8 @@ func (h *holder) owner(s Spot) Spot {
 	return s
 }
 
-// whole returns the nameless chain or set that a rule or element is in.
+// whole returns the nameless chain or set that a rule or element is in, under which owners has
+// its owner; else the part itself.
 func (h *holder) whole(s Spot) Spot {
 	switch {
 	case !h.nameless(s):
@@ -217,7 +224,8 @@ func (h *holder) put(s Spot, w hold) {
 	}
 }
 
-// close leaves out all dependent parts, until there are no more.
+// close leaves out all dependent parts, until there are no more, and last the nameless parts of
+// those. Repair.leave calls it once it has taken all refused parts.
 func (h *holder) close() {
 	for h.grown = true; h.grown; {
 		h.grown = false
@@ -237,7 +245,8 @@ func (h *holder) close() {
 	})
 }
 
-// holdNaming leaves out the rules and elements that are in a missing part, or name one.
+// holdNaming leaves out the rules and elements that are in a missing part, or name one: the
+// kernel would refuse them, too. A rule that only waits is no reason.
 func (h *holder) holdNaming() {
 	h.eachOwner(func(owner Spot, list []byte) {
 		if _, held := h.held[owner]; held || !h.writes(owner) {
@@ -259,7 +268,7 @@ func (h *holder) holdNaming() {
 	})
 }
 
-// called names a part for people.
+// called names a part that is missing, for the reason why another part is left out.
 func (h *holder) called(s Spot) string {
 	switch s.Kind {
 	case nft.Sets:

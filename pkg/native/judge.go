@@ -61,8 +61,9 @@ type Finding struct {
 	Changes []Change // changes of content; an intact table has none
 }
 
-// Judge returns the finding for a table. The owner has the last word. A change that may be its own
-// is no loss, unless the table exists without the parts that carry traffic into it.
+// Judge returns the finding for a table; canaryd puts the table back if it has a Remedy. The
+// owner has the last word. A change that may be its own is no loss, unless the table exists
+// without the parts that carry traffic into it.
 func Judge(e Evidence) Finding {
 	f := Finding{Verdict: Changed, Why: "its owner changed it", Changes: Diff(e.Was, e.Now)}
 	switch {
@@ -80,7 +81,8 @@ func Judge(e Evidence) Finding {
 	return f
 }
 
-// judgeGone judges a table that does not exist.
+// judgeGone judges a table that does not exist, and writes the result to f. It is a loss if
+// tables of more than one owner were deleted, or the committer is known not to be its owner.
 func (e *Evidence) judgeGone(f *Finding) {
 	f.Verdict, f.Why = Unattributed, "it was deleted alone: the witness is in place"
 	witness, with, by := e.WitnessLost && e.Missed, "", UnknownCommitter
@@ -105,7 +107,9 @@ func (e *Evidence) judgeGone(f *Finding) {
 	}
 }
 
-// judgeMade judges a table that was deleted and made again.
+// judgeMade judges a table that was deleted and made again (another handle), and writes the
+// result to f. A flusher's table is replaced. An owner's is refilled if it lacks a base chain
+// after a flush.
 func (e *Evidence) judgeMade(f *Finding) {
 	f.Why = "its owner made it again"
 	flushed := e.WitnessLost && e.Missed
@@ -127,7 +131,8 @@ func (e *Evidence) judgeMade(f *Finding) {
 	}
 }
 
-// lacksBase reports whether a base chain that had rules is gone or empty.
+// lacksBase reports whether a base chain that had rules is gone or empty. After a flush that is
+// a loss, because no packets reach the rules that the owner has written.
 func (e *Evidence) lacksBase() bool {
 	stand := e.Now.chainsByName()
 	for i := range e.Was.Chains {
@@ -148,6 +153,7 @@ const (
 	openLoss      // a missed commit took it, perhaps its owner's: it waits for a decision
 )
 
+// lossIf returns lossOf if is, else noLoss.
 func lossIf(is bool) loss {
 	if is {
 		return lossOf
@@ -155,7 +161,9 @@ func lossIf(is bool) loss {
 	return noLoss
 }
 
-// judgeParts judges a table that exists and has changed.
+// judgeParts judges a table that exists and has changed, by each change in f, and writes the
+// result to f. One lost part is enough for a refill; a doubtful part waits for a decision
+// (Finding.Open).
 func (e *Evidence) judgeParts(f *Finding) {
 	chains := sync.OnceValue(e.Was.chainsByName)
 	named := sync.OnceValue(func() referred { return e.Now.refersTo() }) // it reads each rule
@@ -187,8 +195,8 @@ func (e *Evidence) judgeParts(f *Finding) {
 // decision.
 func (f Finding) Open() bool { return f.Verdict == Emptied && f.Remedy == NoRemedy }
 
-// missed judges a part that no known commit emptied. keeps is the result for a part that its owner
-// never empties.
+// missed judges a part that no known commit emptied, for tookChain and tookSet. keeps is the
+// result for a part that its owner never empties. Without missed commits it is no loss.
 func (e *Evidence) missed(habit owners.Habit, keeps loss) loss {
 	switch {
 	case !e.Missed || e.Habits.Resyncs && habit == owners.Empties:
@@ -201,9 +209,9 @@ func (e *Evidence) missed(habit owners.Habit, keeps loss) loss {
 	return openLoss
 }
 
-// left judges a set whose elements a missed commit took. An owner takes them together with the
-// rules of the chains to which they lead. If they lead to no chain with rules, the owner may have
-// taken them.
+// left judges a set whose elements a missed commit took, for tookSet. An owner takes them
+// together with the rules of the chains to which they lead. If these have rules still, the
+// elements are lost. If they lead to no chain with rules, the owner may have taken them.
 func (e *Evidence) left(s *Set) loss {
 	was, now, is := e.Was.chainsByName(), e.Now.chainsByName(), openLoss
 	for _, el := range s.Elements {
@@ -219,7 +227,8 @@ func (e *Evidence) left(s *Set) loss {
 	return is
 }
 
-// hadSeveral reports whether at least two chains had rules.
+// hadSeveral reports whether at least two chains had rules. If all of them are empty now, a
+// flush is likely; an owner empties one.
 func (e *Evidence) hadSeveral() bool {
 	had := 0
 	for i := range e.Was.Chains {
@@ -230,7 +239,9 @@ func (e *Evidence) hadSeveral() bool {
 	return had > 1
 }
 
-// tookChain judges a chain that lost its last rule, or is gone.
+// tookChain judges a chain that lost its last rule, or is gone. The last deed that took from it
+// decides by its committer and effect, else by the owner's habit for such chains. judgeParts
+// calls it if packets would still reach the chain.
 func (e *Evidence) tookChain(was *Chain, gone bool) loss {
 	d, habit := e.last(func(d *Deed) int { return d.Rules[was.Name] }), e.Habits.Chain(was.Name, was.Base)
 	if deleted := e.last(func(d *Deed) int { return d.Chains[was.Name] }); gone && deleted != nil {
@@ -263,7 +274,8 @@ func (e *Evidence) tookChain(was *Chain, gone bool) loss {
 	return lossIf(flushed)
 }
 
-// tookSet judges a set that lost its last element. named reports whether a rule names the set.
+// tookSet judges a set that lost its last element, by the last deed that took from it. named
+// reports whether a rule names the set: without a rule, its elements carry no traffic.
 func (e *Evidence) tookSet(name string, named func() bool) loss {
 	d, habit := e.last(func(d *Deed) int { return d.Elements[name] }), e.Habits.Set(name)
 	if d == nil {
@@ -285,7 +297,7 @@ func (e *Evidence) tookSet(name string, named func() bool) loss {
 }
 
 // replacedSet reports whether a commit of another process than the owner took all elements of a
-// set, and wrote at most half as many.
+// set, and wrote at most half as many. Then judgeParts has a merge add the lost elements.
 func (e *Evidence) replacedSet(name string) bool {
 	d := e.last(func(d *Deed) int { return d.Elements[name] })
 	was, now := e.Was.setsByName()[name], e.Now.setsByName()[name]
@@ -300,7 +312,7 @@ func (e *Evidence) replacedSet(name string) bool {
 }
 
 // foreign reports whether a commit that emptied a part is not its owner's, and whether the
-// committer makes that certain.
+// committer makes that certain. If it does not, the owner's habits decide.
 func (e *Evidence) foreign(d *Deed) (is, certain bool) {
 	switch {
 	case d.By == NotOwner:
@@ -314,6 +326,7 @@ func (e *Evidence) foreign(d *Deed) (is, certain bool) {
 }
 
 // unprotected reports whether a chain's rules may be the only rules that Docker has for a port.
+// Docker may then remove them itself, so tookChain finds no loss.
 func (e *Evidence) unprotected(was *Chain) bool {
 	but := e.Habits.But(was.Name)
 	return but != "" && slices.ContainsFunc(e.Was.Chains, func(c Chain) bool {
@@ -321,7 +334,9 @@ func (e *Evidence) unprotected(was *Chain) bool {
 	})
 }
 
-// leftSiblings reports whether the table still has a rule with the comment of a rule of the chain.
+// leftSiblings reports whether the table still has a rule with the comment of a rule of the
+// chain. An owner removes all rules of one comment together, so another process took the
+// chain's.
 func (e *Evidence) leftSiblings(was *Chain) bool {
 	return slices.ContainsFunc(was.Rules, func(r Rule) bool {
 		of := r.comment()
@@ -331,7 +346,8 @@ func (e *Evidence) leftSiblings(was *Chain) bool {
 	})
 }
 
-// last returns the last deed for which took is not 0, nil if there is none.
+// last returns the last deed for which took is not 0, nil if there is none. took returns how
+// many parts a deed took.
 func (e *Evidence) last(took func(*Deed) int) *Deed {
 	for i := len(e.Deeds) - 1; i >= 0; i-- {
 		if took(e.Deeds[i]) > 0 {
@@ -341,15 +357,17 @@ func (e *Evidence) last(took func(*Deed) int) *Deed {
 	return nil
 }
 
-// ruleless reports whether the table had rules, and has none now.
+// ruleless reports whether the table had rules, and has none now. tookChain and missed take
+// that for a flush if more than one rule or chain was lost.
 func (e *Evidence) ruleless() bool {
 	had := func(c Chain) bool { return len(c.Rules) > 0 }
 	return slices.ContainsFunc(e.Was.Chains, had) && !slices.ContainsFunc(e.Now.Chains, had)
 }
 
-// onlyEmptied reports whether a commit took elements and nothing else, and emptied each set that it
-// touched. One set must have lost least elements or more, and at least two if there are several
-// sets. An owner that removes a service takes one element from each of several sets.
+// onlyEmptied reports whether a commit took elements and nothing else, and emptied each set
+// that it touched, as a flush of sets does. One set must have lost least elements or more, and
+// at least two if there are several sets. An owner that removes a service takes one element
+// from each of several sets.
 func (e *Evidence) onlyEmptied(d *Deed, least int) bool {
 	if d == nil || len(d.Rules) > 0 || d.Lost > 0 {
 		return false

@@ -27,7 +27,8 @@ func (k *Kernel) Close() error { return errors.Join(k.events.Close(), k.conn.Clo
 // Genid returns nf_tables' number of the last commit.
 func (k *Kernel) Genid() (uint32, error) { return k.conn.Genid() }
 
-// Witness is FindWitness. Later writes and notifications refer to the witness that it found.
+// Witness is FindWitness. Later writes and notifications refer to the witness that it found: a
+// deed has WitnessLost if the commit deleted a table of that name.
 func (k *Kernel) Witness(family tableid.Family) (Witness, error) {
 	w, err := FindWitness(k.conn, family)
 	if err == nil {
@@ -36,6 +37,8 @@ func (k *Kernel) Witness(family tableid.Family) (Witness, error) {
 	return w, err
 }
 
+// setWitness notes a family's witness: its name, for the deeds of later commits, and whether
+// another process has the usual name, for the next planting.
 func (k *Kernel) setWitness(family tableid.Family, w Witness) {
 	if k.taken == nil {
 		k.taken, k.rec.names = map[tableid.Family]bool{}, map[tableid.Family]string{}
@@ -69,7 +72,8 @@ func (k *Kernel) Write(genid uint32, repairs []Repair, witnesses map[tableid.Fam
 	return nil, err
 }
 
-// Append is Write into a batch of the caller, who guards and sends it.
+// Append is Write into a batch of the caller, who guards and sends it: a replay of iptables'
+// rules takes native tables along. It leaves out nothing but devices (left).
 func (k *Kernel) Append(b *nft.Batch, repairs []Repair, witnesses map[tableid.Family]string) (left []string, err error) {
 	if err := k.plant(b, witnesses); err != nil {
 		return nil, err
@@ -84,6 +88,9 @@ func (k *Kernel) Append(b *nft.Batch, repairs []Repair, witnesses map[tableid.Fa
 	return left, nil
 }
 
+// plant writes witnesses into a batch by their nonces. It notes them at once, so a caller whose
+// batch fails must plant or find them again. leaveRefused calls it to number the messages
+// alike.
 func (k *Kernel) plant(b *nft.Batch, witnesses map[tableid.Family]string) error {
 	for _, family := range slices.Sorted(maps.Keys(witnesses)) {
 		w := NewWitness(witnesses[family], k.taken[family])
@@ -95,8 +102,8 @@ func (k *Kernel) plant(b *nft.Batch, witnesses map[tableid.Family]string) error 
 	return nil
 }
 
-// RemoveWitnesses deletes the witnesses of all families. Tables of other processes with such a name
-// stay.
+// RemoveWitnesses deletes the witnesses of all families, for the cleanup of a node. Tables of
+// other processes with such a name stay. port is the netlink address of the transaction.
 func RemoveWitnesses(port uint32) error {
 	conn, _, err := nft.DialIfAny()
 	if conn == nil {
@@ -126,7 +133,9 @@ func RemoveWitnesses(port uint32) error {
 	return b.Send()
 }
 
-// Counts returns how many chains, rules and elements of named sets the table has.
+// Counts returns how many chains, rules and elements of named sets the table has, for reports
+// and for the comparison of two contents. Chains that belong to rules do not count, but their
+// rules do.
 func (t *Table) Counts() (chains, rules, elements int) {
 	for i := range t.Chains {
 		if !t.Chains[i].Bound {

@@ -23,11 +23,10 @@ func NewLateKernel(port uint32, own func(port, pid uint32) bool) *LateKernel {
 	return &LateKernel{port: port, own: own}
 }
 
-// Wake opens the kernel if a table exists that wanted accepts, or if wanted is nil. It reports
-// whether the kernel is open. Without such a table it reads the genid, and reads the names of the
-// tables only if the genid has changed since the last call. A kernel without nf_tables has no
-// tables. wanted must be the same in each call. The error is nft.ErrInterrupted if another process
-// commits meanwhile.
+// Wake opens the kernel if a table exists that wanted accepts, or if wanted is nil, and reports
+// whether it is open. Without such a table it reads the genid, and the tables' names only if
+// the genid has changed. Without nf_tables it is false. wanted must be the same in each call.
+// The error is nft.ErrInterrupted if another process commits meanwhile.
 func (k *LateKernel) Wake(wanted func(nft.Table) bool) (bool, error) {
 	if k.Kernel != nil {
 		return true, nil
@@ -73,7 +72,7 @@ func (k *LateKernel) Wake(wanted func(nft.Table) bool) (bool, error) {
 	return true, nil
 }
 
-// Close closes the kernel, whether it was opened or not.
+// Close closes the kernel, whether it was opened or not. Nothing may be called after it.
 func (k *LateKernel) Close() error {
 	switch {
 	case k.Kernel != nil:

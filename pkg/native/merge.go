@@ -50,7 +50,8 @@ type mergedRule struct {
 	digest Digest
 }
 
-// valid reports whether a part has the data of its kind: it may be from a file.
+// valid reports whether a part has the data of its kind: it may be from a file. With leaves out
+// any other part, as if its owner had decided.
 func (of Held) valid() bool {
 	switch of.Kind {
 	case nft.Chains:
@@ -67,7 +68,8 @@ func (of Held) valid() bool {
 	return of.Kind == nft.Elements && len(of.Elements) > 0
 }
 
-// part adds a chain, set, object or flowtable, unless the table has a part of its name.
+// part adds a chain, set, object or flowtable, unless the table has a part of its name; With
+// calls it. True: it stays in quarantine until it is written. False: its owner made it again.
 func (m *merger) part(of Held) bool {
 	switch of.Kind {
 	case nft.Chains:
@@ -106,6 +108,8 @@ func (m *merger) addChain(c Chain) {
 	m.t.Chains = append(m.t.Chains, c)
 }
 
+// addSet adds a quarantined set, or the set that belongs to a quarantined rule or element, as
+// addChain does a chain. The caller knows that the name is free.
 func (m *merger) addSet(s Set) {
 	s.Handle = 0
 	m.sets[s.Name] = len(m.t.Sets)
@@ -138,7 +142,9 @@ func (m *merger) element(of Held) bool {
 	return true
 }
 
-// rule adds a rule to its chain, between its former neighbours.
+// rule adds a rule to its chain, between its former neighbours; With calls it. True: it stays
+// in quarantine until it is written. False: its owner has decided, because the chain is gone,
+// has the rule again, or was written again without the neighbours.
 func (m *merger) rule(of Held) bool {
 	i, stands := m.chains[of.Name]
 	if !stands {
@@ -177,9 +183,9 @@ func (m *merger) rule(of Held) bool {
 	return true
 }
 
-// belongings adds the parts that belong to a rule or element, and returns the rule. A set gets
-// another name if the kernel has reused its name since. The kernel does not reuse the names of such
-// chains.
+// belongings adds the parts that belong to a rule or element, and returns the rule; zero for an
+// element. A set gets another name if the kernel has reused its name since. The kernel does not
+// reuse the names of such chains.
 func (m *merger) belongings(of Held) Rule {
 	w := &writer{rename: map[string]string{}}
 	for _, s := range of.Sets {
@@ -214,7 +220,8 @@ func (m *merger) belongings(of Held) Rule {
 	return renamed(*of.Rule)
 }
 
-// finish puts the rules into their chains.
+// finish puts the rules into their chains, once all are added, and marks the added rules as
+// fresh. Rules that were there keep their handles.
 func (m *merger) finish() {
 	for i, list := range m.rules {
 		c := &m.t.Chains[i]

@@ -24,6 +24,8 @@ func (t *Table) Merge(b *nft.Batch, now *Table, o Options) (left []string, err e
 	return t.refill(b, now, o, true)
 }
 
+// refill is Refill or, with merge, Merge. left are the devices that it left out. ErrImmune: one
+// process owns the present table, so nothing can be written.
 func (t *Table) refill(b *nft.Batch, now *Table, o Options, merge bool) (left []string, err error) {
 	if now.Immune() {
 		return nil, fmt.Errorf("table %s: %w", t.ID, ErrImmune)
@@ -33,7 +35,8 @@ func (t *Table) refill(b *nft.Batch, now *Table, o Options, merge bool) (left []
 	return r.w.leftBy, err
 }
 
-// prepareRefill finds the parts that must be written.
+// prepareRefill finds the parts that must be written, and writes nothing. Repair.writes only
+// reads its answer: a part that is not written is in force. merge is as for refill.
 func prepareRefill(b *nft.Batch, t, now *Table, o Options, merge bool) *refill {
 	r := newRefill(b, t, now, o)
 	led := map[string]bool{}
@@ -60,7 +63,8 @@ func prepareRefill(b *nft.Batch, t, now *Table, o Options, merge bool) *refill {
 	return r
 }
 
-// writes reports whether a part of the table is written; the others are in force.
+// writes reports whether a part of the table is written; the others are in force. A refused
+// part of them cannot be left out. Flowtables are never written.
 func (r *refill) writes(s Spot) bool {
 	t := r.w.t
 	switch s.Kind {
@@ -123,7 +127,8 @@ func newRefill(b *nft.Batch, was, now *Table, o Options) *refill {
 	return r
 }
 
-// emptied reports whether a chain has lost its last rule.
+// emptied reports whether a chain has lost its last rule, or is gone. prepareRefill fills such
+// a chain if it is a base chain, or if something still leads to it.
 func (r *refill) emptied(c *Chain) bool {
 	stands := r.stand[c.Name]
 	return !c.Bound && len(c.Rules) > 0 && (stands == nil || len(stands.Rules) == 0)
@@ -135,7 +140,8 @@ func (r *refill) lacking(s *Set) bool {
 	return stands == nil || len(stands.Elements) == 0 && len(s.Elements) > 0
 }
 
-// need adds a chain's rules, and the parts that they name and the table lacks.
+// need adds a chain's rules, and the parts that they name and the table lacks. A chain that has
+// rules is its owner's newer word, and stays as it is.
 func (r *refill) need(name string) {
 	c := r.wasChains[name]
 	if c == nil || r.chains[name] || !c.Bound && r.stand[name] != nil && len(r.stand[name].Rules) > 0 {
@@ -147,7 +153,8 @@ func (r *refill) need(name string) {
 	}
 }
 
-// needSet adds a set's elements and their targets, if they must be written.
+// needSet adds a set's elements and their targets, if they must be written. Such a set belongs
+// to a rule that is written, is gone, or is empty.
 func (r *refill) needSet(name string) {
 	s := r.wasSets[name]
 	if s == nil || r.filled[name] || !s.Anonymous() && !r.lacking(s) {
@@ -157,7 +164,8 @@ func (r *refill) needSet(name string) {
 	r.needTargets(s.Elements)
 }
 
-// needTargets adds the chains to which elements lead.
+// needTargets adds the chains to which elements lead, because the kernel refuses an element
+// whose chain does not exist.
 func (r *refill) needTargets(elements []Element) {
 	for _, e := range elements {
 		if to := jumpOf(attrOf(e, unix.NFTA_SET_ELEM_DATA)); to != "" {
@@ -166,7 +174,8 @@ func (r *refill) needTargets(elements []Element) {
 	}
 }
 
-// write writes the parts, in the order of writer.contents.
+// write writes the parts that prepareRefill has found, in the order of writer.contents. An
+// error leaves a part of them in the batch, which the caller cuts back.
 func (r *refill) write() error {
 	t := r.w.t
 	for i := range t.Chains {
@@ -212,7 +221,8 @@ func (s *Set) merges(now *Set) bool {
 		len(now.Elements) > 0 && 2*len(now.Elements) <= len(s.Elements)
 }
 
-// lacking returns the elements whose keys the present set lacks.
+// lacking returns the elements whose keys the present set now lacks, for a merge. An element
+// with another value for its key is not missing.
 func (s *Set) lacking(now *Set) (list []Element) {
 	have := now.keys()
 	for _, e := range s.Elements {
@@ -223,7 +233,8 @@ func (s *Set) lacking(now *Set) (list []Element) {
 	return list
 }
 
-// keys returns the keys of a set's elements.
+// keys returns the keys of a set's elements (elementKey), for many lookups. The writer of a
+// merge skips the elements that have one of them.
 func (s *Set) keys() map[string]bool {
 	all := make(map[string]bool, len(s.Elements))
 	for _, e := range s.Elements {

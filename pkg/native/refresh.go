@@ -27,7 +27,8 @@ type refreshed struct {
 
 // Refresh reads the changes that packets and time have made in followed tables. It reads whole
 // sets, the longest unread first, until budget is used up, and returns their number. The next
-// Follow has the changes. The error is nft.ErrInterrupted if another process committed meanwhile.
+// Follow has the changes. The error is nft.ErrInterrupted if another process committed
+// meanwhile.
 func (k *Kernel) Refresh(budget time.Duration) (sets int, err error) {
 	start := time.Now()
 	genid, err := k.conn.Genid()
@@ -62,7 +63,8 @@ func (k *Kernel) Refresh(budget time.Duration) (sets int, err error) {
 	return sets, nil
 }
 
-// fleeting returns the sets that packets or time change, the longest unread first.
+// fleeting returns the sets that packets or time change, the longest unread first. Refresh
+// reads them in that order, so that each has its turn.
 func (f *follower) fleeting() []refreshed {
 	var all []refreshed
 	for _, t := range f.tables {
@@ -78,6 +80,8 @@ func (f *follower) fleeting() []refreshed {
 	return all
 }
 
+// elements reads the elements of one set for Refresh. nft.ErrInterrupted means that the set is
+// gone, so another process has committed.
 func (k *Kernel) elements(r refreshed) ([]Element, error) {
 	id := r.f.head.ID
 	all, err := elementsOf(k.conn, id, r.s.Name)
@@ -90,7 +94,9 @@ func (k *Kernel) elements(r refreshed) ([]Element, error) {
 	return all, nil
 }
 
-// take stores the elements that were read at a time.
+// take stores the elements of one set, which Refresh began to read at the time at. The rest of
+// their timeouts is converted to count from r.f.at, as in the whole table. The next value of
+// the table has them.
 func (r refreshed) take(at time.Time) {
 	for i, e := range r.read {
 		r.read[i] = e.later(at.Sub(r.f.at))

@@ -28,7 +28,9 @@ type sought struct {
 	n    int
 }
 
-// wrote notes the part that the last message writes.
+// wrote notes the part that the last message writes, if a seeker searches for that message: the
+// kernel refused it. of is the chain, set, object or flowtable, in the index of a rule or the
+// first element, and n the number of elements. If rules are chained, only the first is noted.
 func (w *writer) wrote(kind nft.ObjectKind, of any, in, n int) {
 	s := w.o.seek
 	if s == nil || !slices.Contains(s.messages, w.b.Messages()) {
@@ -39,7 +41,8 @@ func (w *writer) wrote(kind nft.ObjectKind, of any, in, n int) {
 	}
 }
 
-// place returns where a chain, set, object or flowtable is in its list.
+// place returns the index of a chain, set, object or flowtable (a pointer into the table) in
+// its list. With it leaves and wrote name a part by its Spot.
 func (w *writer) place(of any) int {
 	if w.places == nil {
 		w.places = map[any]int{}
@@ -59,7 +62,9 @@ func (w *writer) place(of any) int {
 	return w.places[of]
 }
 
-// leaves reports whether the writer leaves a part out: it is quarantined, or in force already.
+// leaves reports whether the writer leaves a part out: it is quarantined or, in an admission,
+// in force already. of and in are as for wrote. Parts within a nameless chain or set are left
+// out with it.
 func (w *writer) leaves(kind nft.ObjectKind, of any, in int) bool {
 	if len(w.o.held) == 0 && w.o.fresh == nil {
 		return false
@@ -75,8 +80,8 @@ func (w *writer) leaves(kind nft.ObjectKind, of any, in int) bool {
 	return held || w.o.fresh != nil && !w.o.fresh[s]
 }
 
-// position returns the handle of the rule before which a rule is inserted, and the message's flags.
-// Without a handle the rule is appended.
+// position returns the handle of the rule before which rule at is inserted, and the message's
+// flags. Only an admission inserts; 0: the rule is appended.
 func (w *writer) position(c *Chain, at int) (uint64, netlink.HeaderFlags) {
 	if w.o.fresh != nil {
 		for _, r := range c.Rules[at+1:] {
@@ -88,7 +93,8 @@ func (w *writer) position(c *Chain, at int) (uint64, netlink.HeaderFlags) {
 	return 0, netlink.Create | netlink.Append
 }
 
-// add writes the elements that an existing set lacks.
+// add writes the elements that an existing set lacks, in an admission. set calls it for a set
+// that is not written; in another repair it writes nothing.
 func (w *writer) add(s *Set) error {
 	if w.o.fresh == nil {
 		return nil
@@ -116,6 +122,7 @@ func (r Repair) Held() []Held {
 func (r Repair) Whole() bool { return len(r.held) == 0 }
 
 // Written returns the table that the repair makes: Want without the parts that are left out.
+// Repaired compares the read after the replay with it.
 func (r Repair) Written() *Table {
 	if r.Whole() {
 		return r.Want
@@ -130,7 +137,8 @@ func (r *Repair) Leave(s Spot, why string) bool {
 }
 
 // leave is Leave for the content of messages. If one message has several elements, the refused
-// element is not known. Then each element gets a message of its own in the next try.
+// element is not known. Then each element gets a message of its own in the next try. any: the
+// next try writes something else; else it makes no sense.
 func (r *Repair) leave(found []sought, why string) (any bool) {
 	h := newHolder(r.Want, r.writes(), r.held)
 	for _, f := range found {
@@ -155,7 +163,8 @@ func (r *Repair) leave(found []sought, why string) (any bool) {
 	return any
 }
 
-// writes returns a function that reports whether the repair writes a part.
+// writes returns a function that reports whether the repair writes a part. A part that is in
+// force already cannot be left out, nor must it wait.
 func (r *Repair) writes() func(Spot) bool {
 	switch {
 	case r.fresh != nil:
@@ -166,8 +175,10 @@ func (r *Repair) writes() func(Spot) bool {
 	return func(Spot) bool { return true }
 }
 
-// leaveRefused leaves out of repairs the parts that the kernel refused in their transaction. It
-// reports whether another try makes sense.
+// leaveRefused leaves out of repairs the parts that the kernel refused in their transaction,
+// for Kernel.Write. witnesses writes the batch's first messages again, so that the numbers
+// match. It reports whether another try makes sense: not if a table itself is refused, or
+// memory was short.
 func leaveRefused(refused *nft.RefusedError, repairs []Repair, witnesses func(b *nft.Batch) error) bool {
 	if !blames(refused) {
 		return false

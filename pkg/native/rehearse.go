@@ -17,6 +17,8 @@ type UnreplayableError struct {
 	Parts []Held
 }
 
+// Error names the first refused part, how many more there are, and the kernel's reason. Logs
+// and reports show it.
 func (e *UnreplayableError) Error() string {
 	if len(e.Parts) == 0 {
 		return fmt.Sprintf("table %s could not be put back on this kernel: %v", e.Table, e.Why)
@@ -76,8 +78,9 @@ func (t *Table) Rehearse() error {
 }
 
 // Piece returns a part of a table that can be rehearsed by itself, of about most rules and
-// elements. next is the beginning of the next piece; 0: there is none. The first piece begins at 0.
-// A piece has all parts that it names: chains without their rules, and sets without their elements.
+// elements. next is the beginning of the next piece; 0: there is none. The first piece begins
+// at 0. A piece has all parts that it names: chains without their rules, and sets without their
+// elements.
 func (t *Table) Piece(from, most int) (piece *Table, next int) {
 	size := 0
 	for i := range t.Chains {
@@ -124,6 +127,8 @@ type cutter struct {
 }
 
 // unit takes a part of the table, and the parts that it names, if it belongs to this piece.
+// Piece calls it for each part in turn, so its calls count the parts. names returns the part's
+// expressions; nil: it has none.
 func (p *cutter) unit(s Spot, names func() []byte) {
 	switch {
 	case p.at >= p.to && p.next == 0:
@@ -143,7 +148,8 @@ func (p *cutter) unit(s Spot, names func() []byte) {
 	p.at++
 }
 
-// piece returns a table of the taken parts. Nameless parts are whole.
+// piece returns a table of the taken parts, for Piece. Nameless parts are whole. The first
+// piece also has all objects and flowtables.
 func (p *cutter) piece() *Table {
 	t := *p.t
 	t.Chains, t.Sets = nil, nil

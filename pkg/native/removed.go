@@ -44,7 +44,7 @@ func LargeRemovals(was, now *Table, deeds []*Deed) []Removed {
 
 // largeRemovals is LargeRemovals with the removals by known owners. If the table lost more than
 // half of its rules, that is the only result. It looks for unreached chains only if it finds
-// nothing else.
+// nothing else and a commit only took.
 func largeRemovals(e Evidence) []Removed {
 	was, now := e.Was, e.Now
 	hadChains, had, _ := was.Counts()
@@ -103,7 +103,8 @@ func largeRemovals(e Evidence) []Removed {
 	return list
 }
 
-// unreached returns the chains that keep all their rules, but to which nothing leads any more.
+// unreached returns the chains that keep all their rules, but to which nothing leads any more:
+// their last jump was removed. led has the chains to which something still leads.
 func (e *Evidence) unreached(led map[string]bool) (list []Removed) {
 	now, before := e.Now.chainsByName(), map[string]bool{}
 	for name := range e.Was.jumps() {
@@ -123,8 +124,8 @@ func (e *Evidence) unreached(led map[string]bool) (list []Removed) {
 // much reports whether more than half is gone, and at least MuchOfPart.
 func (r Removed) much() bool { return r.Gone >= MuchOfPart && r.Gone > r.Left }
 
-// count returns the number of elements as people count them. An interval is one, although the
-// kernel has two elements for it. A nil set has none.
+// count returns the number of elements as people count them, for LargeRemovals. An interval is
+// one, although the kernel has two elements for it. A nil set has none.
 func (s *Set) count() int {
 	if s == nil {
 		return 0

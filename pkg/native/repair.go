@@ -38,7 +38,9 @@ func NewRepair(remedy Remedy, want, now *Table, age time.Duration) Repair {
 
 func (r Repair) write(b *nft.Batch) (left []string, err error) { return r.writeSought(b, nil) }
 
-// writeSought is write with a seeker, or nil.
+// writeSought writes the repair into a batch, for Kernel.Append. left are the devices that it
+// left out. leaveRefused writes again with seek, which finds the parts that the kernel refused;
+// nil: no search.
 func (r Repair) writeSought(b *nft.Batch, seek *seeker) (left []string, err error) {
 	o := Options{Age: r.Age, Lacks: lacksDevice, held: r.held, single: r.single, fresh: r.fresh, seek: seek}
 	if owners.HabitsOf(r.Want.ID).KeepsHandles && r.Remedy != ByAdmission {
@@ -80,8 +82,9 @@ func (r Repair) writeWithHandles(b *nft.Batch, o Options) (left []string, err er
 	return left, err
 }
 
-// emptied reports whether the present table has no rule, and no part that is new or altered. An
-// altered comment does not count.
+// emptied reports whether the present table has no rule, and no part that is new or altered.
+// Then there is nothing of its owner to keep, so the repair may replace the table or restore
+// its handles. An altered comment does not count.
 func (r Repair) emptied() bool {
 	return !slices.ContainsFunc(r.Now.Chains, func(c Chain) bool { return len(c.Rules) > 0 }) &&
 		!slices.ContainsFunc(Diff(r.Want, r.Now), func(c Change) bool {
@@ -92,7 +95,8 @@ func (r Repair) emptied() bool {
 // fills reports whether the repair fills the present table, whose content stays.
 func (r Repair) fills() bool { return r.Remedy == ByRefill || r.Remedy == ByMerge }
 
-// merged reports whether a read after a merge shows all elements that the merge writes.
+// merged reports whether now, a read after a merge, shows all elements that the merge writes.
+// Else Repaired would accept a set that lacks as many elements as before.
 func (r Repair) merged(now *Table) bool {
 	before, after := r.Now.setsByName(), now.setsByName()
 	return !slices.ContainsFunc(r.Written().Sets, func(s Set) bool {
@@ -100,9 +104,10 @@ func (r Repair) merged(now *Table) bool {
 	})
 }
 
-// Repaired reports whether a table is as a repair should leave it. now is a read after the repair.
-// lacking means that the repair left out devices. After a refill, all parts that it put back must
-// exist, and the owner's newer words too. Parts that the repair left out are not missing.
+// Repaired reports whether a table is as a repair should leave it; else the replay is not
+// proved. now is a read after the repair; nil: no table. lacking means that the repair left out
+// devices. After a refill, all parts that it put back must exist, and the owner's newer words
+// too. Parts that the repair left out are not missing.
 func (r Repair) Repaired(now *Table, lacking bool) bool {
 	if now == nil || r.Remedy == ByMerge && !r.merged(now) {
 		return false

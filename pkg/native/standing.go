@@ -16,7 +16,8 @@ type Standing struct {
 }
 
 // AllStanding returns the existing tables of all families that wanted accepts, in the order of
-// their names. It does not read their content. A kernel without nf_tables has no tables.
+// their names. canaryd finds tables to guard by it, and names those that it does not guard. It
+// does not read their content. A kernel without nf_tables has no tables.
 func AllStanding(wanted func(tableid.TableID) bool) ([]Standing, error) {
 	conn, _, err := nft.DialIfAny()
 	if conn == nil {

@@ -37,7 +37,8 @@ func (r *Ruleset) followed(id tableid.TableID) bool {
 	return followed
 }
 
-// Digest returns the digest of a table.
+// Digest returns the digest of a table in the capture. It computes the digest of a table that
+// was read, and knows it of a followed table.
 func (r *Ruleset) Digest(id tableid.TableID) Digest {
 	if r.followed(id) {
 		return r.known[id].digest
@@ -45,7 +46,8 @@ func (r *Ruleset) Digest(id tableid.TableID) Digest {
 	return r.Tables[id].Digest()
 }
 
-// LeftAt returns the time to which the remaining timeouts of a table refer.
+// LeftAt returns the time to which the remaining timeouts of a table refer. A replay subtracts
+// the time since then (Options.Age). It is older than At for a followed table.
 func (r *Ruleset) LeftAt(id tableid.TableID) time.Time {
 	if r.followed(id) {
 		return r.known[id].leftAt
@@ -128,7 +130,8 @@ type Object struct {
 	Attrs  []byte
 }
 
-// settings returns the object's data without counted values.
+// settings returns the object's data without counted values, for its digest and its words; nil
+// for a counter, which has no others.
 func (o Object) settings() []byte {
 	data := attrOf(o.Attrs, unix.NFTA_OBJ_DATA)
 	switch o.Type {
@@ -150,7 +153,8 @@ type Flowtable struct {
 // Chain returns the chain of that name, nil if there is none.
 func (t *Table) Chain(name string) *Chain { return t.chainsByName()[name] }
 
-// chainsByName and setsByName are for many lookups in one table.
+// chainsByName and setsByName are for many lookups in one table. The values point into the
+// table's lists. A nil table has no lists, and must not be passed.
 func (t *Table) chainsByName() map[string]*Chain {
 	all := make(map[string]*Chain, len(t.Chains))
 	for i := range t.Chains {
@@ -159,6 +163,7 @@ func (t *Table) chainsByName() map[string]*Chain {
 	return all
 }
 
+// setsByName returns the table's sets by name. Sets that belong to rules are among them.
 func (t *Table) setsByName() map[string]*Set {
 	all := make(map[string]*Set, len(t.Sets))
 	for i := range t.Sets {
@@ -167,8 +172,8 @@ func (t *Table) setsByName() map[string]*Set {
 	return all
 }
 
-// Empty reports whether the table has no effect on packets: it has no rule, no element, and no base
-// chain that drops by policy.
+// Empty reports whether the table has no effect on packets: it has no rule, no element, and no
+// base chain that drops by policy. The deletion of such a table is no loss.
 func (t *Table) Empty() bool {
 	if _, rules, elements := t.Counts(); rules+elements > 0 {
 		return false
@@ -182,8 +187,8 @@ func closes(chain []byte) bool {
 	return has(chain, unix.NFTA_CHAIN_POLICY) && number(chain, unix.NFTA_CHAIN_POLICY) == drop
 }
 
-// Policies returns the base chains in their order, and their policies in iptables' words: ACCEPT or
-// DROP.
+// Policies returns the base chains in their order, and their policies in iptables' words:
+// ACCEPT or DROP. canaryd reports a chain that drops by policy, and did not before.
 func (t *Table) Policies() (chains []string, policies map[string]string) {
 	policies = map[string]string{}
 	for i := range t.Chains {

@@ -35,9 +35,9 @@ func (t *Table) Lines() iter.Seq[Line] {
 	}
 }
 
-// linesOf yields the lines of some parts: chains with their rules, sets with their elements, and so
-// on. With c it leaves out elements that packets and time change, and yields the digest of each
-// rule. Two rules may have one text, as in nft itself.
+// linesOf yields the lines of the parts that wanted accepts: chains with their rules, sets with
+// their elements, and so on. With c it leaves out elements that packets and time change, and
+// yields the digest of each rule. Two rules may have one text, as in nft itself.
 func (t *Table) linesOf(wanted func(nft.ObjectKind, string) bool, c *contents) iter.Seq2[Line, Digest] {
 	return func(yield func(Line, Digest) bool) {
 		w := &words{family: t.ID.Family, chains: t.chainsByName(), sets: t.setsByName()}
@@ -81,6 +81,8 @@ func (t *Table) linesOf(wanted func(nft.ObjectKind, string) bool, c *contents) i
 	}
 }
 
+// sayElements says a set and its elements, each on a line of its own, for linesOf. all: also
+// the elements that packets and time change.
 func (w *words) sayElements(s *Set, all bool, say func(nft.ObjectKind, string, string)) {
 	say(nft.Sets, s.Name, w.set(s))
 	for _, text := range w.elements(s, typesOf(number(s.Attrs, unix.NFTA_SET_KEY_TYPE)), 0, all) {
@@ -88,8 +90,9 @@ func (w *words) sayElements(s *Set, all bool, say func(nft.ObjectKind, string, s
 	}
 }
 
-// Difference returns in words the parts that a table has lost and gained, each in the order of its
-// table. nil means no table. Rules in another order are in neither.
+// Difference returns in words the parts that a table has lost and gained, each in the order of
+// its table. nil means no table. Rules in another order are in neither. Flush records and
+// previews of a restore show it.
 func Difference(was, now *Table) (lost, got []Line) {
 	type part struct {
 		kind nft.ObjectKind
@@ -112,6 +115,8 @@ type keyedLine struct {
 	digest Digest
 }
 
+// keyedLines returns the lines of some parts with digests, for Difference. A nil table has
+// none.
 func (t *Table) keyedLines(wanted func(nft.ObjectKind, string) bool) (all []keyedLine) {
 	if t == nil {
 		return nil
@@ -123,6 +128,7 @@ func (t *Table) keyedLines(wanted func(nft.ObjectKind, string) bool) (all []keye
 }
 
 // linesWithout returns the lines that are not among others, each as often as it is missing.
+// Rules with one text are the same only if their digests are.
 func linesWithout(lines, others []keyedLine) (rest []Line) {
 	left := map[keyedLine]int{}
 	for _, l := range others {
@@ -136,7 +142,8 @@ func linesWithout(lines, others []keyedLine) (rest []Line) {
 	return rest
 }
 
-// objectWords says an object without its counted values.
+// objectWords says an object without its counted values. An object without words of its own has
+// its attributes by number in brackets.
 func objectWords(o Object) string {
 	kind, known := objectTypes[o.Type]
 	var words string
@@ -171,7 +178,8 @@ type words struct {
 	inlined int // rules and elements shown within a rule so far
 }
 
-// inlines reports whether n more rules and elements may be shown within a rule.
+// inlines reports whether n more rules and elements may be shown within a rule at that depth,
+// and counts them. If not, the caller says the name of the chain or set instead.
 func (w *words) inlines(n, depth int) bool {
 	if depth >= mostDepth || w.inlined+n > mostInlined {
 		return false
@@ -180,7 +188,8 @@ func (w *words) inlines(n, depth int) bool {
 	return true
 }
 
-// name quotes a name, unless it is one plain word.
+// name quotes the name of a part for a line of words, unless it is one plain word. So one line
+// has one meaning.
 func name(text string) string {
 	if text != "" && !strings.ContainsFunc(text, func(r rune) bool { return r <= ' ' || r == '"' || r == '\\' || r > '~' }) {
 		return text
@@ -188,7 +197,7 @@ func name(text string) string {
 	return strconv.Quote(text)
 }
 
-// tableFlagWords says a table's flags in the words of nft.
+// tableFlagWords says a table's flags in the words of nft, behind its name; "" if it has none.
 func tableFlagWords(flags uint32) string {
 	var words []string
 	for i, word := range []string{"dormant", "owner", "persist"} {
@@ -205,8 +214,8 @@ func tableFlagWords(flags uint32) string {
 	return " flags " + strings.Join(words, ", ")
 }
 
-// commentWords says the comment in user data; "" if there is none. Its type is the same in all
-// objects (NFTNL_UDATA_RULE_COMMENT and the like).
+// commentWords says the comment in a part's user data, behind its other words; "" if there is
+// none. Its type is the same in all objects (NFTNL_UDATA_RULE_COMMENT and the like).
 func commentWords(userdata []byte) string {
 	if text := comment(userdata); text != "" {
 		return " comment " + strconv.Quote(text)
@@ -214,8 +223,8 @@ func commentWords(userdata []byte) string {
 	return ""
 }
 
-// hookNames are the names of a family's hooks by their numbers (NF_INET_*, NF_BR_*, NF_ARP_* and
-// NF_NETDEV_* in the kernel's headers).
+// hookNames are the names of a family's hooks by their numbers, for the words of a base chain.
+// The numbers are NF_INET_*, NF_BR_*, NF_ARP_* and NF_NETDEV_* in the kernel's headers.
 func hookNames(f tableid.Family) []string {
 	switch f {
 	case tableid.Netdev:
@@ -228,6 +237,8 @@ func hookNames(f tableid.Family) []string {
 	return []string{"prerouting", "input", "forward", "output", "postrouting", "ingress"}
 }
 
+// chain says how a chain is declared, without its rules: its line in Lines, and its text in
+// quarantine.
 func (w *words) chain(c *Chain) string {
 	text := "chain " + name(c.Name)
 	if c.Base {
@@ -242,8 +253,8 @@ func (w *words) chain(c *Chain) string {
 	return text + commentWords(attrOf(c.Attrs, chainUserdata))
 }
 
-// deviceWords says the network devices of a hook. The kernel also dumps a single device in an
-// attribute of its own.
+// deviceWords says the network devices of a base chain's hook, "" if it has none. The kernel
+// also dumps a single device in an attribute of its own.
 func deviceWords(hook []byte) string {
 	var devices []string
 	for a, err := range attributes(attrOf(hook, hookDevs)) {
@@ -267,6 +278,8 @@ func deviceWords(hook []byte) string {
 	return " devices = { " + strings.Join(devices, ", ") + " }"
 }
 
+// rule says a rule with its comment, or other user data in hexadecimal digits. depth is that of
+// the rule within others: 0 for a rule of a named chain.
 func (w *words) rule(r Rule, depth int) string {
 	text := w.expressions(r.expressions(), depth)
 	if userdata := attrOf(r.Attrs, unix.NFTA_RULE_USERDATA); comment(userdata) == "" && len(userdata) > 0 {
@@ -275,7 +288,8 @@ func (w *words) rule(r Rule, depth int) string {
 	return text + commentWords(attrOf(r.Attrs, unix.NFTA_RULE_USERDATA))
 }
 
-// verdict says a verdict, and the rules of a chain that belongs to it.
+// verdict says the verdict in the data of an immediate or an element, and the rules of a chain
+// that belongs to it. depth is that of the rule that has the verdict.
 func (w *words) verdict(data []byte, depth int) string {
 	v := verdictIn(data)
 	text := verdictName(v.code)
@@ -293,7 +307,7 @@ func (w *words) verdict(data []byte, depth int) string {
 	return text + " { " + strings.Join(rules, "; ") + " }"
 }
 
-// verdictName returns a verdict in the words of nft.
+// verdictName returns a verdict or a chain's policy in the words of nft.
 func verdictName(code int32) string {
 	switch code {
 	case unix.NFT_CONTINUE:
@@ -314,7 +328,7 @@ func verdictName(code int32) string {
 	return fmt.Sprintf("verdict %d", code)
 }
 
-// nameOf returns a number's name, or the number.
+// nameOf returns a number's name, or the number if there are not so many names.
 func nameOf(names []string, n uint64) string {
 	if n < uint64(len(names)) {
 		return names[n]

@@ -22,6 +22,7 @@ type wording struct {
 // wordings has the known kinds of expressions, by name. A kind without say has no words.
 var wordings map[string]wording
 
+// init fills wordings here, because its functions refer to wordings themselves.
 func init() {
 	wordings = map[string]wording{
 		"meta":      {(*sentence).meta, unix.NFTA_META_SREG, unix.NFTA_META_DREG},
@@ -74,6 +75,9 @@ var metas = []loaded{
 	{"meta pkttype", typePkttype}, {"meta cpu", typeNumber}, {"iifgroup", typeNumber}, {"oifgroup", typeNumber}, {"meta cgroup", typeNumber}, {"meta random", typeNumber}, {"meta ipsec", typeExists},
 }
 
+// meta says a write of meta data, or keeps its load as a term for a later comparison.
+// sentence.expression calls it through wordings, as all such functions. false: it has no words,
+// and the rule shows a placeholder.
 func (s *sentence) meta(e expression) bool {
 	key := e.number(unix.NFTA_META_KEY)
 	if key >= uint32(len(metas)) || metas[key].text == "" {
@@ -111,6 +115,8 @@ var cts = []loaded{
 	{"ip daddr", typeIPv4}, {"ip6 saddr", typeIPv6}, {"ip6 daddr", typeIPv6}, {"id", typeNumber},
 }
 
+// ct says a write of conntrack data, or keeps its load as a term, for wordings. false: its key
+// has no words; see meta.
 func (s *sentence) ct(e expression) bool {
 	key := e.number(unix.NFTA_CT_KEY)
 	if key >= uint32(len(cts)) || cts[key].text == "" {
@@ -164,7 +170,8 @@ var headers = map[string][]field{
 
 var ports = []field{{0, 2, "sport", typePort}, {2, 2, "dport", typePort}}
 
-// payload says a part of a packet, or a write to it.
+// payload says a write to a packet, or keeps the load of a part of it as a term. A part that is
+// no known field is said by its offset and length in bits. false: the header has no words.
 func (s *sentence) payload(e expression) bool {
 	offset, size := e.number(unix.NFTA_PAYLOAD_OFFSET), e.number(unix.NFTA_PAYLOAD_LEN)
 	var protocol, raw string
@@ -214,7 +221,7 @@ func (s *sentence) payload(e expression) bool {
 }
 
 // several returns the fields of a header that together fill a part of it, if there are at least
-// two.
+// two; else nil. nft loads adjacent fields at once, and compare says each of them.
 func several(protocol string, offset, size uint32) (all []field) {
 	end := offset + size
 	for offset < end {
@@ -232,7 +239,8 @@ func several(protocol string, offset, size uint32) (all []field) {
 	return all
 }
 
-// fib says a lookup in the routing tables.
+// fib keeps a lookup in the routing tables as a term, for wordings: a later comparison says it.
+// false: its result has no words; see meta.
 func (s *sentence) fib(e expression) bool {
 	const outInterface, outName, addressType, present = 1, 2, 3, 0x20
 	var by []string
@@ -259,12 +267,16 @@ func (s *sentence) fib(e expression) bool {
 	return true
 }
 
+// numgen keeps a generated number as a term, for wordings: a map or a comparison then says it.
+// It has words for all forms (true).
 func (s *sentence) numgen(e expression) bool {
 	text := fmt.Sprintf("numgen %s mod %d", map[uint32]string{0: "inc", 1: "random"}[e.number(unix.NFTA_NG_TYPE)], e.number(unix.NFTA_NG_MODULUS))
 	s.store(e.number(unix.NFTA_NG_DREG), term{text: text + offsetWords(e.number(unix.NFTA_NG_OFFSET)), kind: typeNumber, size: 4})
 	return true
 }
 
+// offsetWords says the number that numgen or hash adds to its result, behind the other words;
+// "" for 0.
 func offsetWords(offset uint32) string {
 	if offset == 0 {
 		return ""
@@ -272,6 +284,8 @@ func offsetWords(offset uint32) string {
 	return fmt.Sprintf(" offset %d", offset)
 }
 
+// hash keeps a hash of a packet, or of the registers that it names, as a term, for wordings. It
+// has words for all forms (true).
 func (s *sentence) hash(e expression) bool {
 	const symmetric = 1
 	text := "symhash"
@@ -287,6 +301,8 @@ func (s *sentence) hash(e expression) bool {
 	return true
 }
 
+// socket keeps a property of the packet's socket as a term, for wordings. false: the property
+// is not known; see meta.
 func (s *sentence) socket(e expression) bool {
 	sockets := []loaded{{"socket transparent", typeInteger}, {"socket mark", typeMark}, {"socket wildcard", typeInteger}}
 	key := e.number(1)
@@ -301,7 +317,8 @@ func (s *sentence) socket(e expression) bool {
 	return true
 }
 
-// header says an extension of a header: the maximum segment size of TCP, and no other yet.
+// header says a write to an extension of a header, or keeps its load as a term, for wordings.
+// It knows the maximum segment size of TCP. Others have no words (false).
 func (s *sentence) header(e expression) bool {
 	const tcpOption, segmentSize = 1, 2
 	if e.number(unix.NFTA_EXTHDR_OP) != tcpOption || e.number(unix.NFTA_EXTHDR_FLAGS) != 0 || !bytes.Equal(attrOf(e.data, unix.NFTA_EXTHDR_TYPE), []byte{segmentSize}) ||
@@ -321,7 +338,8 @@ func (s *sentence) header(e expression) bool {
 	return true
 }
 
-// system says the operating system that a packet's fingerprint shows.
+// system keeps the operating system that a packet's fingerprint shows as a term, for wordings.
+// false: its flags have no words; see meta.
 func (s *sentence) system(e expression) bool {
 	const ttl, version = 2, 1
 	text := "osf"
@@ -333,6 +351,8 @@ func (s *sentence) system(e expression) bool {
 	return word != ""
 }
 
+// route keeps the segment size of the packet's route as a term, for wordings. Other keys of rt
+// have no words (false).
 func (s *sentence) route(e expression) bool {
 	const segmentSize = 3
 	if e.number(unix.NFTA_RT_KEY) != segmentSize {

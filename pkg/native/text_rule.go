@@ -71,6 +71,8 @@ func (e expression) value(kind uint16) []byte {
 	return nft.AttrPath(e.data, kind, unix.NFTA_DATA_VALUE)
 }
 
+// expressions says a rule's list of expressions, as nft does. depth is that of the rule within
+// others.
 func (w *words) expressions(list []byte, depth int) string {
 	s := &sentence{w: w, depth: depth, registers: map[int]term{}}
 	switch w.family {
@@ -99,7 +101,8 @@ func (w *words) expressions(list []byte, depth int) string {
 	return strings.Join(s.said, " ")
 }
 
-// expression says one expression; false if it has no words.
+// expression says one expression by wordings, or keeps its value for later ones. false: it has
+// no words, or an unknown attribute, and placeholder says it.
 func (s *sentence) expression(e expression) bool {
 	known := wordings[e.name]
 	if known.say == nil {
@@ -113,7 +116,8 @@ func (s *sentence) expression(e expression) bool {
 	return known.say(s, e)
 }
 
-// placeholder says an expression without words, or its result in a register.
+// placeholder says an expression without words, or keeps a placeholder for the register that it
+// fills. Two different expressions have different texts.
 func (s *sentence) placeholder(e expression) {
 	text := "[" + name(e.name)
 	data := e.data
@@ -143,6 +147,7 @@ func (s *sentence) say(text string) {
 	s.said = append(s.said, text)
 }
 
+// flush says the comparisons that may still be implied: no header implied them.
 func (s *sentence) flush() {
 	for _, d := range s.implied {
 		s.said = append(s.said, d.text)
@@ -155,6 +160,8 @@ func (s *sentence) imply(l layer) {
 	s.implied = slices.DeleteFunc(s.implied, func(d implied) bool { return d.layer == l })
 }
 
+// store notes a register's content until an expression reads it, and forgets terms that it
+// overlaps.
 func (s *sentence) store(register uint32, t term) {
 	at := place(register)
 	for other, has := range s.registers {
@@ -167,7 +174,7 @@ func (s *sentence) store(register uint32, t term) {
 	}
 }
 
-// at returns the content of a register.
+// at returns the content of a register; if no expression has filled it, a placeholder.
 func (s *sentence) at(register uint32) term {
 	if t, known := s.registers[place(register)]; known {
 		return t
@@ -175,7 +182,7 @@ func (s *sentence) at(register uint32) term {
 	return term{text: fmt.Sprintf("[register %d]", register)}
 }
 
-// masked returns a term's text, with its mask.
+// masked returns a term's text, with its mask, as nft would write the operation.
 func (t term) masked() string {
 	if t.mask == nil {
 		return t.text
@@ -204,7 +211,8 @@ func zero(value []byte) bool {
 	return !slices.ContainsFunc(value, func(b byte) bool { return b != 0 })
 }
 
-// sayValue says a value that the term is compared or combined with.
+// sayValue says a value that the term is compared or combined with, in the type and byte order
+// of the term. A short value of an address is a prefix.
 func (t term) sayValue(value []byte) string {
 	if t.swapped {
 		value = slices.Clone(value)
@@ -216,7 +224,7 @@ func (t term) sayValue(value []byte) string {
 	return t.kind.say(value)
 }
 
-// sayRange says a range of values that the term is compared with.
+// sayRange says a range of values that the term is compared with, as sayValue does.
 func (t term) sayRange(from, to []byte) string {
 	if t.swapped {
 		from, to = slices.Clone(from), slices.Clone(to)
@@ -226,7 +234,8 @@ func (t term) sayRange(from, to []byte) string {
 	return t.kind.sayRange(from, to)
 }
 
-// key returns the terms of size bytes from a register on, as a lookup reads them.
+// key returns the terms of size bytes from a register on, as a lookup reads them. kinds are the
+// types of its fields; nil if a term is not known.
 func (s *sentence) key(register uint32, size int) (text string, kinds []*dataType) {
 	at, end := place(register), place(register)+size
 	var texts []string
@@ -241,7 +250,8 @@ func (s *sentence) key(register uint32, size int) (text string, kinds []*dataTyp
 	return strings.Join(texts, " . "), kinds
 }
 
-// said returns the text of a term that is read as a value of a type.
+// said returns the text of a term that is read as a value of type as. A constant has its type
+// only from there.
 func (t term) said(as *dataType) string {
 	if t.value != nil {
 		return as.say(t.value)
@@ -251,6 +261,8 @@ func (t term) said(as *dataType) string {
 
 var operators = []string{"==", "!=", "<", "<=", ">", ">="}
 
+// compare says a comparison of a register with a value. A comparison that the next header may
+// imply, as nft leaves it out, waits in implied.
 func (s *sentence) compare(e expression) bool {
 	t, value, op := s.at(e.number(unix.NFTA_CMP_SREG)), e.value(unix.NFTA_CMP_DATA), e.number(unix.NFTA_CMP_OP)
 	if value == nil || op >= uint32(len(operators)) {
@@ -305,7 +317,8 @@ func (s *sentence) compare(e expression) bool {
 	return true
 }
 
-// leading returns the number of a mask's bits, if they are its first bits; else 0.
+// leading returns the number of a mask's bits, if they are its first bits; else 0. compare then
+// says the value as a prefix.
 func leading(mask []byte) int {
 	if length, is := prefixOf(make([]byte, len(mask)), complement(mask)); is {
 		return length
@@ -313,6 +326,7 @@ func leading(mask []byte) int {
 	return 0
 }
 
+// complement returns a mask with all bits flipped, in new memory, for leading.
 func complement(mask []byte) []byte {
 	all := make([]byte, len(mask))
 	for i, b := range mask {
@@ -321,7 +335,7 @@ func complement(mask []byte) []byte {
 	return all
 }
 
-// know notes the protocol that a comparison names.
+// know notes the protocol that a comparison names. payload then names fields by it.
 func (s *sentence) know(t term, value []byte) {
 	switch {
 	case t.kind == typeNFProto:
@@ -333,7 +347,8 @@ func (s *sentence) know(t term, value []byte) {
 	}
 }
 
-// lookUp says a lookup: whether a key is in a set, or the value that a map has for it.
+// lookUp says a lookup, for wordings: whether a key is in a set, or the value that a map has
+// for it. It has words for all forms (true).
 func (s *sentence) lookUp(e expression) bool {
 	set := s.w.sets[nft.String(attrOf(e.data, unix.NFTA_LOOKUP_SET))]
 	size := 0
@@ -366,7 +381,8 @@ func (s *sentence) lookUp(e expression) bool {
 	return true
 }
 
-// bitwise says an operation on the bits of a register.
+// bitwise keeps an operation on the bits of a register in its term, for wordings. false: the
+// operation, or one more of them, has no words.
 func (s *sentence) bitwise(e expression) bool {
 	const byMask, left, right = 0, 1, 2
 	t := s.at(e.number(unix.NFTA_BITWISE_SREG))
@@ -392,7 +408,7 @@ const (
 	bitwiseData = 7
 )
 
-// swap notes that a number is in the other byte order.
+// swap notes that a number is in the other byte order. nft shows no such step.
 func (s *sentence) swap(e expression) bool {
 	t := s.at(e.number(unix.NFTA_BYTEORDER_SREG))
 	if t.kind == nil || t.mask != nil || t.value != nil || e.number(unix.NFTA_BYTEORDER_SIZE) != e.number(unix.NFTA_BYTEORDER_LEN) {
@@ -403,7 +419,7 @@ func (s *sentence) swap(e expression) bool {
 	return true
 }
 
-// between says whether a value is in a range.
+// between says whether a value is in a range; false if it has no words.
 func (s *sentence) between(e expression) bool {
 	t, from, to := s.at(e.number(unix.NFTA_RANGE_SREG)), e.value(unix.NFTA_RANGE_FROM_DATA), e.value(unix.NFTA_RANGE_TO_DATA)
 	if t.mask != nil || len(from) != len(to) || bytes.Equal(from, to) {

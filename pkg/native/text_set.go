@@ -16,7 +16,8 @@ import (
 // setFlags has the words of a set's flags, by bit. nft says the other flags in other ways.
 var setFlags = []string{"", "constant", "interval", "", "timeout", "dynamic"}
 
-// set says how a set or map is declared, on one line.
+// set says how a set or map is declared, on one line, without its elements. It is the line of a
+// set in Lines, and the text of a quarantined set. A type without words is shown by its number.
 func (w *words) set(s *Set) string {
 	const objects, verdicts = 0x40, 0xffffff00
 	word, keys := "set", number(s.Attrs, unix.NFTA_SET_KEY_TYPE)
@@ -65,8 +66,9 @@ type span struct {
 	to      []byte // the last value; nil: only from
 }
 
-// spans returns the elements of a set; without all, it leaves out elements that packets and time
-// change. Intervals and the elements of an anonymous set are in the order of their keys.
+// spans returns the elements of a set, for its words. Without all it leaves out elements that
+// packets and time change, as a comparison of two tables needs. Intervals and the elements of
+// an anonymous set are in the order of their keys.
 func spans(s *Set, all bool) (list []span) {
 	flags := number(s.Attrs, unix.NFTA_SET_FLAGS)
 	for _, e := range s.Elements {
@@ -107,7 +109,8 @@ func spans(s *Set, all bool) (list []span) {
 	return slices.DeleteFunc(joined, passes)
 }
 
-// before returns the preceding value.
+// before returns the number before a value in network byte order: the end of an interval in the
+// kernel is the first value behind it.
 func before(value []byte) []byte {
 	all := slices.Clone(value)
 	for i := len(all) - 1; i >= 0; i-- {
@@ -119,7 +122,9 @@ func before(value []byte) []byte {
 	return all
 }
 
-// elements says the elements of a set, with keys of these types.
+// elements says the elements of a set, with keys of these types; nil: unknown, shown in
+// hexadecimal digits. depth is that of the rule in which they are shown (0: none). all is as
+// for spans.
 func (w *words) elements(s *Set, kinds []*dataType, depth int, all bool) (texts []string) {
 	list := spans(s, all)
 	if s.Flags&setInterval != 0 { // the numbers of intervals are in network byte order
@@ -140,7 +145,8 @@ func (w *words) elements(s *Set, kinds []*dataType, depth int, all bool) (texts 
 	return texts
 }
 
-// element says an element: its key, and a map's value for it.
+// element says an element: its key, and a map's value for it. It leaves out the rest of a
+// timeout, which changes all the time. kinds and depth are as for elements.
 func (w *words) element(s *Set, p span, kinds []*dataType, depth int) string {
 	e := p.element
 	text := "*"
@@ -171,7 +177,8 @@ func (w *words) element(s *Set, p span, kinds []*dataType, depth int) string {
 	return text
 }
 
-// data says a map's value. A map of ranges has two values for each key.
+// data says a map's value; s is the map. A map of ranges has two values for each key, the first
+// and the last of the range.
 func (w *words) data(s *Set, value []byte) string {
 	kinds := typesOf(number(s.Attrs, unix.NFTA_SET_DATA_TYPE))
 	if len(kinds) == 1 && kinds[0].size != 0 && len(value) == 2*((kinds[0].size+3)&^3) {
@@ -180,7 +187,9 @@ func (w *words) data(s *Set, value []byte) string {
 	return typed(value, nil, kinds)
 }
 
-// setOfRule says a set: its name or, if it belongs to the rule, its elements.
+// setOfRule says a set in a rule: its name or, if it belongs to the rule, its elements with
+// keys of these types. depth is that of the rule. Too deep or too large a set is shown by its
+// name.
 func (w *words) setOfRule(called string, kinds []*dataType, depth int) string {
 	s := w.sets[called]
 	if s == nil || !s.Anonymous() || !w.inlines(1+len(s.Elements), depth) {
@@ -192,7 +201,8 @@ func (w *words) setOfRule(called string, kinds []*dataType, depth int) string {
 	return "{ " + strings.Join(w.elements(s, kinds, depth+1, true), ", ") + " }"
 }
 
-// numberOf reads a number of any length that the kernel uses.
+// numberOf reads a number in network byte order, of any length that the kernel uses. ok is
+// false for another length: generic then shows digits.
 func numberOf(value []byte) (n uint64, ok bool) {
 	switch len(value) {
 	case 1, 2, 4, 8:
@@ -205,7 +215,8 @@ func numberOf(value []byte) (n uint64, ok bool) {
 	return n, true
 }
 
-// generic says attributes by their numbers.
+// generic says attributes by their numbers, for a flowtable or an object that has no words. If
+// they are damaged, it shows all bytes.
 func generic(list []byte) string {
 	var all []string
 	for a, err := range attributes(list) {

@@ -13,7 +13,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// sayIf says a text, and returns false if it is empty.
+// sayIf says a text, and returns false if it is empty. As for all functions of wordings, the
+// caller then says a placeholder.
 func (s *sentence) sayIf(text string) bool {
 	if text != "" {
 		s.say(text)
@@ -21,7 +22,8 @@ func (s *sentence) sayIf(text string) bool {
 	return text != ""
 }
 
-// nat says a translation, to addresses and ports or to a map's value.
+// nat says a translation, to addresses and ports or to a map's value. false: it translates to
+// nothing that has words.
 func (s *sentence) nat(e expression) bool {
 	const (
 		source = 0
@@ -55,7 +57,8 @@ func (s *sentence) nat(e expression) bool {
 	return true
 }
 
-// addresses says the range between two registers; "" if there is none.
+// addresses says the range between two registers, as values of kind; "" if there is none. least
+// and most are the attributes that name the registers.
 func (s *sentence) addresses(e expression, kind *dataType, least, most uint16) string {
 	if !e.has(least) {
 		return ""
@@ -71,6 +74,8 @@ func (s *sentence) portsOf(e expression, least, most uint16) string {
 	return s.addresses(e, typePort, least, most)
 }
 
+// withPort says the target of a translation: to, an address or a range, and a port. Either may
+// be "". kind is the address's type: nft puts an IPv6 address between brackets.
 func withPort(to string, kind *dataType, port string) string {
 	switch {
 	case port == "":
@@ -81,6 +86,8 @@ func withPort(to string, kind *dataType, port string) string {
 	return to + ":" + port
 }
 
+// natFlags says how a translation chooses among addresses and ports, behind its target; "" if
+// it says nothing of that. Flags without words are a number.
 func natFlags(flags uint32) string {
 	var all []string
 	for _, f := range []struct {
@@ -100,6 +107,8 @@ func natFlags(flags uint32) string {
 	return " " + strings.Join(all, ",")
 }
 
+// masquerade says the expression masq, with the ports that it may take. sentence.expression
+// calls it through wordings. It has words for all forms (true).
 func (s *sentence) masquerade(e expression) bool {
 	text := "masquerade"
 	if port := s.portsOf(e, unix.NFTA_MASQ_REG_PROTO_MIN, unix.NFTA_MASQ_REG_PROTO_MAX); port != "" {
@@ -109,6 +118,8 @@ func (s *sentence) masquerade(e expression) bool {
 	return true
 }
 
+// redirect says the expression redir, with the ports to which it leads. sentence.expression
+// calls it through wordings. It has words for all forms (true).
 func (s *sentence) redirect(e expression) bool {
 	text := "redirect"
 	if port := s.portsOf(e, unix.NFTA_REDIR_REG_PROTO_MIN, unix.NFTA_REDIR_REG_PROTO_MAX); port != "" {
@@ -118,6 +129,8 @@ func (s *sentence) redirect(e expression) bool {
 	return true
 }
 
+// tproxy says a transparent proxy, with its address and port, for wordings. Only a rule of
+// family inet names the family. It has words for all forms (true).
 func (s *sentence) tproxy(e expression) bool {
 	text, kind := "tproxy", typeIPv4
 	switch e.number(1) { // NFTA_TPROXY_FAMILY
@@ -136,7 +149,8 @@ func (s *sentence) tproxy(e expression) bool {
 // units has the units of rates, by their seconds.
 var units = map[uint64]string{1: "second", 60: "minute", 3600: "hour", 86400: "day", 604800: "week"}
 
-// limitWords says a rate, from the data of an expression or an object.
+// limitWords says a rate, from the data of an expression or an object; "" if it has no words. A
+// usual burst is left out, as nft does.
 func limitWords(data []byte) string {
 	const bytes, over, usual = 1, 1, 5
 	rate, err := nft.AttrUint64(attrOf(data, unix.NFTA_LIMIT_RATE))
@@ -163,7 +177,8 @@ func limitWords(data []byte) string {
 	return text
 }
 
-// quotaWords says a quota without the used bytes.
+// quotaWords says a quota without the used bytes, from the data of an expression or an object;
+// "" if it has no words.
 func quotaWords(data []byte) string {
 	const over, depleted = 1, 2
 	size, err := nft.AttrUint64(attrOf(data, unix.NFTA_QUOTA_BYTES))
@@ -177,6 +192,7 @@ func quotaWords(data []byte) string {
 	return "quota " + sizeWords(size)
 }
 
+// sizeWords says a number of bytes in the largest unit that divides it, for limits and quotas.
 func sizeWords(size uint64) string {
 	for _, unit := range []struct {
 		size uint64
@@ -189,7 +205,8 @@ func sizeWords(size uint64) string {
 	return fmt.Sprintf("%d bytes", size)
 }
 
-// durationWords says milliseconds as nft does: 1d2h3m4s5ms.
+// durationWords says milliseconds, the timeout of a set or an element, as nft does:
+// 1d2h3m4s5ms.
 func durationWords(milliseconds uint64) string {
 	text := ""
 	for _, unit := range []struct {
@@ -207,6 +224,8 @@ func durationWords(milliseconds uint64) string {
 	return text
 }
 
+// connections says a limit of the number of connections (connlimit), for wordings. It has words
+// for all forms (true).
 func (s *sentence) connections(e expression) bool {
 	const over = 1
 	text := "ct count "
@@ -217,6 +236,8 @@ func (s *sentence) connections(e expression) bool {
 	return true
 }
 
+// log says the expression log, for wordings. false: its level or its flags have no words, and
+// the rule shows a placeholder.
 func (s *sentence) log(e expression) bool {
 	const all, warn = 0x2f, 4
 	levels := []string{"emerg", "alert", "crit", "err", "warn", "notice", "info", "debug", "audit"}
@@ -258,6 +279,8 @@ var (
 	icmpxCodes = map[uint64]string{0: "no-route", 1: "port-unreachable", 2: "host-unreachable", 3: "admin-prohibited"}
 )
 
+// reject says the expression reject, with its reason unless nft leaves it out. It drops a
+// comparison of the protocol that the reason implies. false: the reason has no words.
 func (s *sentence) reject(e expression) bool {
 	var code uint64
 	if value := attrOf(e.data, unix.NFTA_REJECT_ICMP_CODE); len(value) == 1 {
@@ -288,7 +311,8 @@ func (s *sentence) reject(e expression) bool {
 	return true
 }
 
-// update says a rule's change of an element of a set.
+// update says a rule's change of an element of a set. false: the set or the operation is not
+// known.
 func (s *sentence) update(e expression) bool {
 	called := nft.String(attrOf(e.data, unix.NFTA_DYNSET_SET_NAME))
 	set := s.w.sets[called]
@@ -319,6 +343,8 @@ func (s *sentence) update(e expression) bool {
 var objectTypes = map[uint32][2]string{1: {"counter", "counter name"}, 2: {"quota", "quota name"}, 3: {"ct helper", "ct helper set"}, 4: {"limit", "limit name"}, 7: {"ct timeout", "ct timeout set"},
 	8: {"secmark", "meta secmark set"}, 9: {"ct expectation", "ct expectation set"}, 10: {"synproxy", "synproxy name"}}
 
+// object says the use of a stateful object, by its name or by a map from a key to names. false:
+// its type has no words, or the map is not known.
 func (s *sentence) object(e expression) bool {
 	if e.has(unix.NFTA_OBJREF_SET_NAME) {
 		called := nft.String(attrOf(e.data, unix.NFTA_OBJREF_SET_NAME))
@@ -339,6 +365,8 @@ func (s *sentence) object(e expression) bool {
 	return true
 }
 
+// synproxy says the expression of that name, with its settings, for wordings. It has words for
+// all forms (true).
 func (s *sentence) synproxy(e expression) bool {
 	const segment, scale, permitted, timestamp = 1, 2, 4, 8
 	text, flags := "synproxy", e.number(3)
@@ -358,6 +386,8 @@ func (s *sentence) synproxy(e expression) bool {
 	return true
 }
 
+// duplicate says a copy of the packet to an address, for wordings. Other forms, such as to a
+// device, have no words (false).
 func (s *sentence) duplicate(e expression) bool {
 	const byAddress, byDevice = 1, 2
 	if !e.has(byAddress) || e.has(byDevice) {

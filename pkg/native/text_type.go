@@ -33,6 +33,8 @@ const (
 	handle // of traffic control, such as 1:2
 )
 
+// number reads a value in the type's byte order, for its name or its digits, and to sort
+// elements. Of more than 8 bytes only the last count.
 func (d *dataType) number(value []byte) uint64 {
 	var n uint64
 	for i := range value {
@@ -47,7 +49,8 @@ func (d *dataType) number(value []byte) uint64 {
 
 var hostIsLittle = binary.NativeEndian.Uint16([]byte{1, 0}) == 1
 
-// say says a value as nft does; in hexadecimal digits if it does not fit the type.
+// say says a value as nft does; in hexadecimal digits if it does not fit the type. A nil type
+// is unknown.
 func (d *dataType) say(value []byte) string {
 	if d == nil || len(value) == 0 || d.size != 0 && len(value) != d.size || len(value) > 8 && d.size == 0 {
 		return hexOf(value)
@@ -82,6 +85,8 @@ func (d *dataType) say(value []byte) string {
 	return strconv.FormatUint(n, 10)
 }
 
+// flagWords says a number as the names of its bits. Bits without a name are in a number behind
+// them, so that two values never have one text.
 func (d *dataType) flagWords(n uint64) string {
 	var all []string
 	for i, name := range d.flags {
@@ -95,7 +100,8 @@ func (d *dataType) flagWords(n uint64) string {
 	return strings.Join(all, ",")
 }
 
-// sayPrefix says a value with length significant bits.
+// sayPrefix says a value with length significant bits, as an address with a prefix or as the
+// beginning of an interface's name.
 func (d *dataType) sayPrefix(value []byte, length int) string {
 	if d != nil && d.style == interfaceName {
 		return strconv.Quote(string(value[:length/8]) + "*")
@@ -103,7 +109,8 @@ func (d *dataType) sayPrefix(value []byte, length int) string {
 	return d.say(value) + "/" + strconv.Itoa(length)
 }
 
-// sayRange says the values from one to another.
+// sayRange says the values from one to another, the last included. A range of addresses or
+// names that is a prefix is said as one.
 func (d *dataType) sayRange(from, to []byte) string {
 	if slices.Equal(from, to) {
 		return d.say(from)
@@ -117,7 +124,8 @@ func (d *dataType) sayRange(from, to []byte) string {
 }
 
 // prefixOf returns the number of leading bits that two values share. is: the other bits are all
-// zero in from, and all one in to.
+// zero in from, and all one in to. Then the range is a prefix, which sayRange says shorter;
+// else length is 0.
 func prefixOf(from, to []byte) (length int, is bool) {
 	length = 8 * len(from)
 	for i := range from {
@@ -143,6 +151,8 @@ func prefixOf(from, to []byte) (length int, is bool) {
 
 func hexOf(value []byte) string { return "0x" + hex.EncodeToString(value) }
 
+// enumerated returns the names of the numbers from 0 on, for a dataType. "": the number has no
+// name.
 func enumerated(list ...string) map[uint64]string {
 	all := map[uint64]string{}
 	for i, name := range list {
@@ -192,8 +202,9 @@ var dataTypes = map[uint32]*dataType{
 	19: typeMark, 26: typeCTState, 27: typeDirection, 28: typeCTStatus, 29: typeICMP6, 31: typePkttype, 38: typeFib, 41: typeIfname,
 }
 
-// typesOf returns the types of a value's fields. nft stores them with the set, in six bits for each
-// field. It returns nil if a type is not known.
+// typesOf returns the types of a value's fields, for the words of elements. kind is a set's
+// number of its key or data type: nft stores the types there, in six bits for each field. It
+// returns nil if a type is not known.
 func typesOf(kind uint32) (all []*dataType) {
 	for ; kind != 0; kind >>= 6 {
 		d := dataTypes[kind&0x3f]
@@ -206,7 +217,8 @@ func typesOf(kind uint32) (all []*dataType) {
 	return all
 }
 
-// typeNames names types as a set's declaration does; "" if a type is not known.
+// typeNames names types as a set's declaration does; "" if a type is not known. set then shows
+// the number.
 func typeNames(kinds []*dataType) string {
 	var all []string
 	for _, d := range kinds {
@@ -215,8 +227,9 @@ func typeNames(kinds []*dataType) string {
 	return strings.Join(all, " . ")
 }
 
-// typed says a value, or the range to a second value of the same length. Each field but the last
-// takes whole words of four bytes.
+// typed says an element's key or a map's value, or the range from one to another of the same
+// length. to is nil for one value. Each field but the last takes whole words of four bytes. If
+// the types do not fit the length, it says hexadecimal digits.
 func typed(from, to []byte, kinds []*dataType) string {
 	var fields []string
 	rest, end := from, to

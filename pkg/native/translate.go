@@ -48,9 +48,9 @@ const (
 	hookPostrouting = 4
 )
 
-// TranslationsOf returns the translations of IPv4 or IPv6 flows by tables on a node. local reports
-// whether an address is one of the node's own. Tables that are dormant or of other families do
-// nothing.
+// TranslationsOf returns the translations of IPv4 or IPv6 flows by tables on a node, for the
+// sweep of stuck flows after a replay. local reports whether an address is one of the node's
+// own. Tables that are dormant or of other families do nothing.
 func TranslationsOf(tables []*Table, f tableid.Family, local func(netip.Addr) bool) *Translations {
 	t := &Translations{family: f, local: local, hooks: map[uint32][]natEntry{}}
 	for _, table := range tables {
@@ -74,7 +74,8 @@ func (t *Translations) Empty() bool {
 	return len(t.hooks[hookPrerouting])+len(t.hooks[hookOutput]) == 0
 }
 
-// Translates reports whether the tables certainly send the flow to another destination.
+// Translates reports whether the tables certainly send the flow to another destination. The
+// sweep then ends an untranslated flow, so that its next packet meets the rules that are back.
 func (t *Translations) Translates(flow Flow) bool {
 	hook := uint32(hookPrerouting)
 	if t.local(flow.Source.Addr()) {
@@ -87,8 +88,9 @@ func (t *Translations) Translates(flow Flow) bool {
 	})
 }
 
-// Masquerades reports whether the tables, which have sent a flow to backend, certainly change its
-// source too. For the node's own flows that is never certain: the new address may be the old one.
+// Masquerades reports whether the tables, which have sent a flow to backend, certainly change
+// its source too. The sweep then ends a flow that kept its source. For the node's own flows
+// that is never certain: the new address may be the old one.
 func (t *Translations) Masquerades(flow Flow, backend netip.AddrPort) bool {
 	if t.local(flow.Source.Addr()) {
 		return false
@@ -135,6 +137,8 @@ type natWalk struct {
 }
 
 // through takes the flow through a chain, and reports whether it may reach the chain's end.
+// depth counts the jumps. w has the ways that end in the chain, and w.mark the mark behind it.
+// A nil chain or too long a walk makes all uncertain (escapes).
 func (w *natWalk) through(c *Chain, depth int) (falls bool) {
 	if c == nil || depth > mostJumps {
 		w.escapes = true
@@ -166,8 +170,9 @@ type natStep struct {
 	falls bool // behind the chain
 }
 
-// follow takes the flow to the target of a verdict. The next rule follows only if the verdict says
-// so.
+// follow takes the flow to the target of a verdict. The next rule follows only if the verdict
+// says so, or if the chain that it jumps to returns. An accept is a way without another
+// destination.
 func (w *natWalk) follow(v natVerdict, depth int) natStep {
 	switch v.code {
 	case unix.NFT_CONTINUE:
@@ -183,7 +188,9 @@ func (w *natWalk) follow(v natVerdict, depth int) natStep {
 	return natStep{}
 }
 
-// elsewhere notes a way that ends in a DNAT to the address in the registers.
+// elsewhere notes a way that ends in a nat expression, whose attributes are data. If it
+// translates no destination, or perhaps to the flow's own, the way is uncertain (escapes). A
+// way to backend adds its mark to there.
 func (w *natWalk) elsewhere(regs *registers, data []byte) {
 	if w.leaves {
 		w.otherSource()

@@ -3,7 +3,8 @@ package native
 // A packetMark has the known bits of a packet's mark, in the bytes of a register.
 type packetMark struct{ value, known [4]byte }
 
-// or returns the known bits of a mark that is one of two.
+// or returns the known bits of a mark that is one of two: the bits that both know and have
+// alike. The walk calls it where two ways of a packet meet.
 func (m packetMark) or(o packetMark) packetMark {
 	for i := range m.known {
 		m.known[i] &= o.known[i] &^ (m.value[i] ^ o.value[i])
@@ -11,7 +12,8 @@ func (m packetMark) or(o packetMark) packetMark {
 	return m
 }
 
-// markIn returns the mark that a register holds.
+// markIn returns the mark that a register holds, when a rule sets the packet's mark from it. If
+// the register is not known, no bit of the mark is.
 func markIn(regs *registers, register uint32) (m packetMark) {
 	value, known := regs.bits(register, len(m.value))
 	copy(m.value[:], value)
@@ -25,6 +27,8 @@ type markWays struct {
 	any  bool
 }
 
+// add joins the mark of one more way. After it, mark has only the bits that all ways have
+// alike.
 func (w *markWays) add(m packetMark) {
 	if w.any {
 		m = m.or(w.mark)

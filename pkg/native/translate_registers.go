@@ -16,8 +16,9 @@ type registers struct {
 // registersEnd is the size of struct nft_regs: the verdict's 16 bytes and 64 of data.
 const registersEnd = 80
 
-// place returns the beginning of a register. Registers 1 to 4 have 16 bytes, and 8 to 23 have 4
-// (nft_parse_register, Linux 6.18). For others it returns -1.
+// place returns the offset of a register in registers.bytes. Registers 1 to 4 have 16 bytes,
+// and 8 to 23 have 4 (nft_parse_register, Linux 6.18). For others it returns -1, and nothing is
+// known about them.
 func place(register uint32) int {
 	switch {
 	case register >= 1 && register <= 4:
@@ -28,7 +29,8 @@ func place(register uint32) int {
 	return -1
 }
 
-// store writes a known value; the rest of its last word is zero.
+// store writes a known value; the rest of its last word is zero. If the value has no place in
+// the registers, none of them is known any more.
 func (r *registers) store(register uint32, value []byte) {
 	at := place(register)
 	padded := (len(value) + 3) &^ 3
@@ -45,7 +47,8 @@ func (r *registers) store(register uint32, value []byte) {
 	}
 }
 
-// storeBits is store for at most 16 bytes, with some bits not known.
+// storeBits is store for at most 16 bytes, such as a mark, with some bits not known. A set bit
+// in known is known.
 func (r *registers) storeBits(register uint32, value, known []byte) {
 	r.forget(register)
 	if at := place(register); at >= 0 && len(value) <= 16 && at+len(value) <= registersEnd {
@@ -55,6 +58,7 @@ func (r *registers) storeBits(register uint32, value, known []byte) {
 }
 
 // bits returns a value and its known bits; nil if the registers do not have that many bytes.
+// Both share the registers' memory.
 func (r *registers) bits(register uint32, length int) (value, known []byte) {
 	at := place(register)
 	if at < 0 || length <= 0 || at+length > registersEnd {
@@ -63,7 +67,8 @@ func (r *registers) bits(register uint32, length int) (value, known []byte) {
 	return r.bytes[at : at+length : at+length], r.known[at : at+length : at+length]
 }
 
-// forget notes that a value of up to 16 bytes is not known.
+// forget notes that a value of up to 16 bytes is not known, because an expression has written
+// another there. Without a place for the register, none is known any more.
 func (r *registers) forget(register uint32) {
 	at := place(register)
 	if at < 0 {
@@ -75,7 +80,8 @@ func (r *registers) forget(register uint32) {
 	clear(r.known[at:min(at+16, registersEnd)])
 }
 
-// choose notes that a word has one of the numbers from 0 to among - 1.
+// choose notes that numgen wrote one of the numbers from 0 to among - 1 into a word. A map with
+// exactly these keys then certainly has an element. 0: the numbers are not known.
 func (r *registers) choose(register, among uint32) {
 	r.forget(register)
 	if at := place(register); at >= 0 && among > 0 {
@@ -86,7 +92,8 @@ func (r *registers) choose(register, among uint32) {
 	}
 }
 
-// load returns a value, and whether all of it is known.
+// load returns a value, and whether all of it is known. Without that, a rule that compares it
+// may match or not.
 func (r *registers) load(register uint32, length int) ([]byte, bool) {
 	value, known := r.bits(register, length)
 	partly := slices.ContainsFunc(known, func(bits byte) bool { return bits != 0xff })
@@ -96,7 +103,8 @@ func (r *registers) load(register uint32, length int) ([]byte, bool) {
 // choices returns the among that choose has noted for a word; 0 if it has noted none.
 func (r *registers) choices(register uint32) uint32 { return r.among[place(register)] }
 
-// chooseValue notes that a value is one of several.
+// chooseValue notes that a register has one of these values: the values of a map that was
+// looked up with a number by numgen. elsewhere reads them as the addresses of a DNAT.
 func (r *registers) chooseValue(register uint32, values [][]byte) {
 	r.forget(register)
 	if at := place(register); at >= 0 {
@@ -107,7 +115,8 @@ func (r *registers) chooseValue(register uint32, values [][]byte) {
 	}
 }
 
-// values returns all values that a register may hold, nil if they are not known.
+// values returns all values that a register may hold, nil if they are not known. elsewhere
+// checks that each of them is another destination.
 func (r *registers) values(register uint32, length int) [][]byte {
 	if value, known := r.load(register, length); known {
 		return [][]byte{value}

@@ -76,7 +76,8 @@ func (w *natWalk) rule(r Rule, depth int) natStep {
 	return natStep{next: true}
 }
 
-// end follows an expression that gives a verdict, and reports whether the expression gives one.
+// end follows an expression that gives a verdict; is reports whether the expression gives one.
+// rule then returns step, and evaluates no later expression. depth counts the jumps.
 func (w *natWalk) end(name string, data []byte, regs *registers, depth int) (step natStep, is bool) {
 	switch name {
 	case "immediate":
@@ -103,7 +104,8 @@ func (w *natWalk) end(name string, data []byte, regs *registers, depth int) (ste
 	return natStep{}, false
 }
 
-// branch follows a verdict map: to one chain if the key is known, else to each of them.
+// branch follows a verdict map: to one chain if the key is known, else to each of them. s is
+// the map, data the attributes of the lookup. The step says whether any way continues.
 func (w *natWalk) branch(s *Set, data []byte, regs *registers, depth int) natStep {
 	index := w.table.indexOf(s)
 	register := number(data, unix.NFTA_LOOKUP_SREG)
@@ -139,7 +141,8 @@ func (w *natWalk) branch(s *Set, data []byte, regs *registers, depth int) natSte
 	return all
 }
 
-// expression evaluates an expression that gives no verdict.
+// expression evaluates an expression that gives no verdict, and changes regs by it. An unknown
+// expression may match or not, and leaves no register known.
 func (w *natWalk) expression(name string, data []byte, regs *registers) answer {
 	switch name {
 	case "counter", "log", "objref", "last", "notrack", "dup":
@@ -176,7 +179,8 @@ func (w *natWalk) expression(name string, data []byte, regs *registers) answer {
 	return maybe
 }
 
-// numgenMost returns the count of numbers that numgen chooses from; 0 if they do not begin at 0.
+// numgenMost returns the count of numbers that numgen chooses from, for registers.choose; 0 if
+// they do not begin at 0.
 func numgenMost(data []byte) uint32 {
 	if number(data, ngOffset) != 0 {
 		return 0
@@ -184,6 +188,8 @@ func numgenMost(data []byte) uint32 {
 	return number(data, ngModulus)
 }
 
+// compare answers whether a comparison matches; data has its attributes. It may match if the
+// register is not fully known.
 func compare(data []byte, regs *registers) answer {
 	want := nft.AttrPath(data, unix.NFTA_CMP_DATA, unix.NFTA_DATA_VALUE)
 	got, known := regs.load(number(data, unix.NFTA_CMP_SREG), len(want))
@@ -213,7 +219,8 @@ func compare(data []byte, regs *registers) answer {
 	return no
 }
 
-// within answers whether a value is in a range, or is not.
+// within answers whether a value is in a range, or is not, as the range's operator wants. data
+// has its attributes. It may match if the value is not known.
 func within(data []byte, regs *registers) answer {
 	from := nft.AttrPath(data, unix.NFTA_RANGE_FROM_DATA, unix.NFTA_DATA_VALUE)
 	to := nft.AttrPath(data, unix.NFTA_RANGE_TO_DATA, unix.NFTA_DATA_VALUE)
@@ -228,8 +235,8 @@ func within(data []byte, regs *registers) answer {
 	return no
 }
 
-// bitwise masks and flips bits. The result of shifts and of operations on two registers is not
-// known.
+// bitwise masks and flips bits of a register, such as those of the packet's mark. The result of
+// shifts and of operations on two registers is not known.
 func bitwise(data []byte, regs *registers) {
 	mask := nft.AttrPath(data, unix.NFTA_BITWISE_MASK, unix.NFTA_DATA_VALUE)
 	flip := nft.AttrPath(data, unix.NFTA_BITWISE_XOR, unix.NFTA_DATA_VALUE)
@@ -250,7 +257,8 @@ func bitwise(data []byte, regs *registers) {
 	regs.store(to, out)
 }
 
-// lookup looks a value up in a set, or reads it from a map into a register.
+// lookup looks a value up in a set, or reads it from a map into a register. A vague set, or a
+// key that is not known, makes the answer maybe.
 func (w *natWalk) lookup(data []byte, regs *registers) answer {
 	const inverted = 1 // NFT_LOOKUP_F_INV
 	to, maps := number(data, unix.NFTA_LOOKUP_DREG), has(data, unix.NFTA_LOOKUP_DREG)
@@ -286,6 +294,8 @@ func (w *natWalk) lookup(data []byte, regs *registers) answer {
 	return yes
 }
 
+// meta loads the mark, the protocol or the family into a register, or sets the packet's mark.
+// Other meta data is not known. The answer is always yes.
 func (w *natWalk) meta(data []byte, regs *registers) answer {
 	key := number(data, unix.NFTA_META_KEY)
 	if !has(data, unix.NFTA_META_DREG) { // it sets something
@@ -308,7 +318,8 @@ func (w *natWalk) meta(data []byte, regs *registers) answer {
 	return yes
 }
 
-// payload stores addresses and ports in a register.
+// payload stores the flow's addresses and ports in a register; other parts of the packet are
+// not known. A rule that writes into the packet makes the walk uncertain.
 func (w *natWalk) payload(data []byte, regs *registers) answer {
 	if !has(data, unix.NFTA_PAYLOAD_DREG) {
 		*regs = registers{}
@@ -326,7 +337,8 @@ func (w *natWalk) payload(data []byte, regs *registers) answer {
 	return yes
 }
 
-// header returns the known part of a header, ports or addresses, and where it begins.
+// header returns the known part of a header: ports, or both addresses. begin is its offset in
+// the header. base is the header (NFT_PAYLOAD_*); nil: no part of it is known.
 func (w *natWalk) header(base uint32) (begin int, part []byte) {
 	source, destination := w.flow.Source, w.flow.Destination
 	switch {
@@ -343,6 +355,7 @@ func (w *natWalk) header(base uint32) (begin int, part []byte) {
 }
 
 // fib stores in a register that the destination is one of the node's own addresses, if it is.
+// All other results are not known: a rule that compares them may match or not.
 func (w *natWalk) fib(data []byte, regs *registers) {
 	to := number(data, fibDreg)
 	if number(data, fibResult) == fibResultAddrtype && number(data, fibFlags) == fibFlagDaddr && w.t.local(w.flow.Destination.Addr()) {

@@ -30,6 +30,8 @@ type setBound struct{ key, element []byte } // no element: an end
 
 type setRange struct{ from, to, element []byte }
 
+// indexOf returns the index of a set, made when the first flow reaches the set. A set whose
+// elements time or rules change is vague: no lookup in it is certain.
 func (t *natTable) indexOf(s *Set) *setIndex {
 	if index := t.index[s.Name]; index != nil {
 		return index
@@ -50,7 +52,8 @@ func (t *natTable) indexOf(s *Set) *setIndex {
 	return index
 }
 
-// fieldsOf returns the lengths of the fields of a set with ranges of several fields.
+// fieldsOf returns the lengths, in bytes, of the fields of a set with ranges of several fields.
+// nil: they are not known, so the set is vague.
 func fieldsOf(s *Set) (all []int) {
 	const concat, length = 2, 1 // NFTA_SET_DESC_CONCAT, NFTA_SET_FIELD_LEN
 	for a, err := range attributes(nft.AttrPath(s.Attrs, unix.NFTA_SET_DESC, concat)) {
@@ -62,6 +65,8 @@ func fieldsOf(s *Set) (all []int) {
 	return all
 }
 
+// add adds an element of s to the index, for indexOf. Ends of intervals are no elements that a
+// key may lead to. An element that it cannot read makes the set vague.
 func (i *setIndex) add(s *Set, e Element) {
 	flags := number(e, unix.NFTA_SET_ELEM_FLAGS)
 	key := nft.AttrPath(e, unix.NFTA_SET_ELEM_KEY, unix.NFTA_DATA_VALUE)
@@ -88,7 +93,8 @@ func (i *setIndex) add(s *Set, e Element) {
 	i.all = append(i.all, e)
 }
 
-// find returns the element of a key. If sure is false, it may be another element or none.
+// find returns the element of a key, for rules that look up a set or a map. If sure is false,
+// it may be another element or none, so the walk must not rely on it.
 func (i *setIndex) find(key []byte) (element []byte, found, sure bool) {
 	switch {
 	case i.vague || len(key) != i.keyLength:
@@ -123,7 +129,8 @@ func (i *setIndex) find(key []byte) (element []byte, found, sure bool) {
 	return element, found, true
 }
 
-// holds reports whether each field of a key is in a range. A field takes whole words of four bytes.
+// holds reports whether each field of a key is in a range, as the kernel compares them. A field
+// takes whole words of four bytes.
 func (i *setIndex) holds(r setRange, key []byte) bool {
 	at := 0
 	for _, length := range i.fields {
@@ -136,7 +143,8 @@ func (i *setIndex) holds(r setRange, key []byte) bool {
 	return true
 }
 
-// numbersAll reports whether the keys are exactly the numbers below n.
+// numbersAll reports whether the keys are exactly the numbers below n. Then each number that
+// numgen may choose has an element, and a rule certainly finds one of them.
 func (i *setIndex) numbersAll(n uint32) bool {
 	if i.keyLength != 4 || i.other != nil || uint32(len(i.byKey)) != n || len(i.all) != len(i.byKey) {
 		return false

@@ -34,6 +34,8 @@ func PlantWitness(b *nft.Batch, family tableid.Family, nonce string) error {
 	return plantWitness(b, family, WitnessName, nonce)
 }
 
+// plantWitness is PlantWitness for a table of another name, if another process has the usual
+// one. An error means that the nonce is empty or longer than 64 bytes.
 func plantWitness(b *nft.Batch, family tableid.Family, name, nonce string) error {
 	if len(nonce) == 0 || len(nonce) > 64 {
 		return fmt.Errorf("a nonce of %d bytes", len(nonce))
@@ -45,7 +47,8 @@ func plantWitness(b *nft.Batch, family tableid.Family, name, nonce string) error
 	return nil
 }
 
-// NewWitness returns a witness to be planted. taken: another process has the usual name.
+// NewWitness returns a witness to be planted. nonce is not empty. taken: a table of another
+// process has the usual name, so the witness's name gets the beginning of nonce.
 func NewWitness(nonce string, taken bool) Witness {
 	w := Witness{Nonce: nonce, Table: WitnessName, Taken: taken}
 	if taken {
@@ -54,8 +57,9 @@ func NewWitness(nonce string, taken bool) Witness {
 	return w
 }
 
-// FindWitness returns the witness of a family. It reads the names of all tables only if no witness
-// has the usual name.
+// FindWitness returns the witness of a family; without one its Nonce is "". If the nonce that
+// was planted is gone, the family was flushed. It reads the names of all tables only if no
+// witness has the usual name.
 func FindWitness(conn *nft.Conn, family tableid.Family) (w Witness, err error) {
 	found, err := w.ask(conn, family, WitnessName)
 	if err != nil || w.Nonce != "" {
@@ -77,8 +81,9 @@ func FindWitness(conn *nft.Conn, family tableid.Family) (w Witness, err error) {
 	return w, err
 }
 
-// ask reads a table, and stores it as the witness if it is one. A table that a process owns is no
-// witness: no flush deletes it, even after that process has ended (NFT_TABLE_F_PERSIST).
+// ask reads a table of that name, and stores it as the witness if it is one. found: there is
+// such a table. A table that a process owns is no witness: no flush deletes it, even after that
+// process has ended (NFT_TABLE_F_PERSIST).
 func (w *Witness) ask(conn *nft.Conn, family tableid.Family, name string) (found bool, err error) {
 	return conn.Object(nft.Tables, family, []nft.StringAttr{{Kind: unix.NFTA_TABLE_NAME, Value: name}}, func(attrs []byte) error {
 		if nonce := comment(attrOf(attrs, tableUserdata)); number(attrs, tableFlags)&tableOwned == 0 && nonce != "" {
@@ -91,7 +96,9 @@ func (w *Witness) ask(conn *nft.Conn, family tableid.Family, name string) (found
 // comment returns a rule's comment, "" if it has none.
 func (r Rule) comment() string { return comment(attrOf(r.Attrs, unix.NFTA_RULE_USERDATA)) }
 
-// comment returns the comment in a table's user data: a list of type, length and value.
+// comment returns the comment in the user data of a table, rule or another object: a list of
+// type, length and value. It is "" if there is none, or if the list is damaged. A witness has
+// its nonce there.
 func comment(userdata []byte) string {
 	for len(userdata) >= 2 {
 		kind, size := userdata[0], int(userdata[1])

@@ -53,6 +53,8 @@ type writer struct {
 	cut func() error
 }
 
+// newWriter returns a writer of the table t into b. It notes the sets and chains of rules,
+// which are written with their rules.
 func newWriter(b *nft.Batch, t *Table, o Options) *writer {
 	w := &writer{b: b, t: t, o: o, name: t.ID.Name, sets: map[string]*Set{}, bound: map[string]*Chain{}}
 	for i := range t.Sets {
@@ -80,9 +82,9 @@ func (t *Table) Create(b *nft.Batch, o Options) (left []string, err error) {
 	return w.leftBy, err
 }
 
-// FillInPieces writes the table's content into an existing empty table. It makes several
-// transactions of little more than piece bytes each, which send sends. They have no guard. An
-// attached chain works before all of its rules are there.
+// FillInPieces writes the table's content into an existing empty table, such as a new standby.
+// It makes several transactions of little more than piece bytes each, which send sends; send's
+// error ends it. They have no guard. An attached chain works before all of its rules are there.
 func (t *Table) FillInPieces(piece int, send func(*nft.Batch) error) error {
 	w := newWriter(nft.NewBatch(), t, Options{})
 	w.cut = func() error {
@@ -105,13 +107,16 @@ func (t *Table) Replace(b *nft.Batch, o Options) (left []string, err error) {
 	return t.Create(b, o)
 }
 
-// Delete writes the deletion of a table with everything in it.
+// Delete writes the deletion of a table with everything in it. The kernel refuses the whole
+// batch if there is no such table.
 func Delete(b *nft.Batch, id tableid.TableID) {
 	b.Begin(unix.NFT_MSG_DELTABLE, 0, id.Family)
 	b.Text(unix.NFTA_TABLE_NAME, id.Name)
 	b.End()
 }
 
+// table writes the table itself, with these attributes. The kernel refuses it if the table
+// exists.
 func (w *writer) table(attrs []byte) {
 	w.begin(nft.Tables)
 	w.b.Raw(attrs)
@@ -158,8 +163,8 @@ func (w *writer) contents() error {
 	return nil
 }
 
-// then ends a batch if it is large. No later message belongs to a rule in it. err is the error of
-// the last write.
+// then ends a batch if it is large, for FillInPieces. No later message belongs to a rule in it.
+// err is the error of the last write; if there is one, then returns it and ends nothing.
 func (w *writer) then(err error) error {
 	if err != nil || w.cut == nil {
 		return err
@@ -167,6 +172,8 @@ func (w *writer) then(err error) error {
 	return w.cut()
 }
 
+// chain writes a chain without its rules, on the devices that the node has. A part in
+// quarantine, or in force already, is left out, as by all such functions.
 func (w *writer) chain(c *Chain) {
 	if w.leaves(nft.Chains, c, 0) {
 		return
@@ -178,6 +185,8 @@ func (w *writer) chain(c *Chain) {
 	w.wrote(nft.Chains, c, 0, 1)
 }
 
+// object writes a stateful object with its settings and counted values. contents writes objects
+// before the rules and sets that name them.
 func (w *writer) object(o *Object) {
 	if w.leaves(nft.Objects, o, 0) {
 		return
@@ -189,6 +198,8 @@ func (w *writer) object(o *Object) {
 	w.wrote(nft.Objects, o, 0, 1)
 }
 
+// flowtable writes a flowtable, on the devices that the node has. contents writes flowtables
+// before the rules that name them.
 func (w *writer) flowtable(f *Flowtable) {
 	if w.leaves(nft.Flowtables, f, 0) {
 		return
@@ -201,7 +212,8 @@ func (w *writer) flowtable(f *Flowtable) {
 }
 
 // set writes a set and its elements. Elements name their set by its number in the transaction,
-// because the kernel would search all sets of the table for a name.
+// because the kernel would search all sets of the table for a name. An admission adds only the
+// missing elements to a set that is in force.
 func (w *writer) set(s *Set) error {
 	if w.leaves(nft.Sets, s, 0) {
 		return w.add(s)
@@ -214,7 +226,8 @@ func (w *writer) set(s *Set) error {
 	return nil
 }
 
-// beforeElements writes the rules of chains that belong to elements.
+// beforeElements writes the rules of chains that belong to elements of s. The kernel accepts
+// them only before the elements that lead there.
 func (w *writer) beforeElements(s *Set) error {
 	for i, e := range s.Elements {
 		if to := jumpOf(attrOf(e, unix.NFTA_SET_ELEM_DATA)); w.bound[to] != nil && !w.leaves(nft.Elements, s, i) {
@@ -226,7 +239,8 @@ func (w *writer) beforeElements(s *Set) error {
 	return nil
 }
 
-// newSet writes a set and returns its number in the transaction.
+// newSet writes a set without its elements, and returns its number in the transaction, by which
+// elements name it. The set may get another name (rename).
 func (w *writer) newSet(s *Set) uint32 {
 	w.begin(nft.Sets)
 	number := uint32(w.b.Messages())
@@ -242,9 +256,9 @@ func (w *writer) newSet(s *Set) uint32 {
 	return number
 }
 
-// elements writes the elements of a set; of names the set. It leaves out the end of an interval
-// whose beginning has expired. The elements are sorted, so an end follows its beginning. The kernel
-// may have dropped that beginning and still dump the end.
+// elements writes the elements of a set; of writes the attribute that names the set. It leaves
+// out the end of an interval whose beginning has expired. The elements are sorted, so an end
+// follows its beginning. The kernel may have dropped that beginning and still dump the end.
 func (w *writer) elements(s *Set, of func()) {
 	var list []byte
 	first, end := 0, 0 // the elements in list
@@ -289,10 +303,10 @@ func (w *writer) elements(s *Set, of func()) {
 	flush()
 }
 
-// aged returns the element with the rest of its timeout reduced by age, nil if no rest is left. The
-// rest never exceeds the timeout. An element that was added after the read of its table has a
-// longer rest, counted from that read (Element.later). Linux 6.12 refuses that with ERANGE
-// (nft_add_set_elem).
+// aged returns the element with the rest of its timeout reduced by age, nil if no rest is left:
+// elements leaves it out. timeout is the set's in milliseconds, 0: none. The rest never exceeds
+// it. An element added after the read of its table has a longer rest (Element.later), which
+// Linux 6.12 refuses with ERANGE (nft_add_set_elem).
 func (e Element) aged(age time.Duration, timeout uint64) Element {
 	value := attrOf(e, unix.NFTA_SET_ELEM_EXPIRATION)
 	left, err := nft.AttrUint64(value)
@@ -330,7 +344,8 @@ func (w *writer) before(chain string) error {
 	return w.rules(c)
 }
 
-// rules writes the rules of one chain, each behind the parts that belong to it.
+// rules writes the rules of one chain, each behind the parts that belong to it. contents,
+// refill and amendment call it once the chain itself is written.
 func (w *writer) rules(c *Chain) error {
 	for i, r := range c.Rules {
 		if w.leaves(nft.Rules, c, i) {
@@ -370,7 +385,9 @@ func (w *writer) rules(c *Chain) error {
 	return nil
 }
 
-// renamed returns a rule's attributes with the names under which its own sets were written.
+// renamed returns a rule's attributes with the names under which its own sets were written
+// (rename). expressions is the content of the rule's list. Without a rename it returns them
+// unchanged.
 func (w *writer) renamed(r Rule, expressions []byte) ([]byte, error) {
 	if len(w.rename) == 0 {
 		return r.Attrs, nil

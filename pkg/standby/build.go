@@ -19,8 +19,9 @@ type building struct {
 // errGivenUp ends a build that is no longer wanted.
 var errGivenUp = errors.New("the build was given up")
 
-// step continues the table's first build, or begins it, and reports whether more is to be done. A
-// newer copy is written as a difference, once the build is done. s.mu must be held.
+// step continues the table's first build by one transaction, or begins it, and reports whether
+// more is to be done. PutPiece calls it until the table is built. A newer copy is written as a
+// difference, once the build is done. s.mu must be held.
 func (s *Standby) step(c *Copy) (more bool, err error) {
 	b := s.building[c.ID]
 	if b == nil {
@@ -47,7 +48,8 @@ func (s *Standby) step(c *Copy) (more bool, err error) {
 	return b.err == nil && b.copy != c, b.err
 }
 
-// giveUp removes the part of a table that was built so far. s.mu must be held.
+// giveUp removes the part of a table that was built so far, if a build is in progress. Remove
+// and close call it. The error is that of the removal. s.mu must be held.
 func (s *Standby) giveUp(id tableid.TableID) error {
 	b := s.building[id]
 	if b == nil {
@@ -58,8 +60,9 @@ func (s *Standby) giveUp(id tableid.TableID) error {
 	return b.err
 }
 
-// build makes the empty table first, so that its refusal says why, and then its content. It calls
-// pause after each of the other transactions. An error of pause ends the build.
+// build makes the empty table first, so that its refusal says why, and then its content. step
+// runs it in pieces: pause waits between two transactions until the next step. An error of
+// pause ends the build and removes the table. s.tables has it only when it is whole.
 func (s *Standby) build(c *Copy, pause func() error) error {
 	if err := s.fits(c); err != nil {
 		return err
@@ -93,7 +96,8 @@ const (
 	roomLeast = 4 << 20
 )
 
-// fits returns an error if there is too little memory for a copy.
+// fits returns ErrMemory if there is too little memory for a copy. build calls it before it
+// writes anything: the kernel would kill canaryd instead of refusing the table.
 func (s *Standby) fits(c *Copy) error {
 	if s.cfg.Room == nil {
 		return nil
@@ -109,7 +113,9 @@ func (s *Standby) fits(c *Copy) error {
 	return nil
 }
 
-// fill writes the chains, then their rules, then the base chains.
+// fill writes the content of nat's copy into its empty table: the chains, then their rules,
+// then the base chains. build calls it. It also decides by the number of rules whether the
+// table gets gates. pause runs between transactions; its error ends the fill.
 func (s *Standby) fill(t *table, c *Copy, pause func() error) error {
 	_, rules := c.Counts()
 	t.gated = rules <= s.cfg.GateMost

@@ -71,7 +71,7 @@ type LeftOut struct {
 	Reason string
 }
 
-// LeftOut returns the chains that are not copied, by name.
+// LeftOut returns the chains that are not copied, by name. Standby.Status counts them.
 func (c *Copy) LeftOut() []LeftOut {
 	var all []LeftOut
 	for name, chain := range c.chains {
@@ -83,7 +83,8 @@ func (c *Copy) LeftOut() []LeftOut {
 	return all
 }
 
-// Counts returns how many chains and rules the copy has, without base chains.
+// Counts returns how many chains and rules the copy has, without base chains in a copy of nat.
+// The rules decide whether the copy gets gates, and how much memory it needs.
 func (c *Copy) Counts() (chains, rules int) {
 	if c.native != nil {
 		chains, rules, _ = c.native.Counts()
@@ -100,8 +101,9 @@ func (c *Copy) Hooks() []Hook {
 	return slices.DeleteFunc(Hooks(), func(h Hook) bool { return c.hooks[h] == nil })
 }
 
-// Blocked says why a hook may be opened only while the real base chain is gone or empty. It returns
-// "" if the hook may be opened at any time.
+// Blocked says why a hook may be opened only while the real base chain is gone or empty. The
+// reason is a rule of another owner that the copy lacks. It returns "" if the hook may be
+// opened at any time. Openable keeps a blocked hook shut after a loss below the base chain.
 func (c *Copy) Blocked(h Hook) string {
 	if c.hooks[h] == nil {
 		return "the copy has no such hook"

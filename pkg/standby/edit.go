@@ -14,7 +14,9 @@ import (
 // to write the whole KUBE-SERVICES, while other writers wait.
 const largeChain = 64
 
-// edit turns a chain with rules of these digests and handles into the next one.
+// edit turns a large chain into next, rule by rule; writer.chain calls it. digests and handles
+// are those of the rules that the kernel has, in order. Without known handles the chain is
+// written as a whole.
 func (w *writer) edit(name string, next *chain, digests, handles []uint64) {
 	stays, from := match(digests, next.digests)
 	for i, kept := range stays {
@@ -42,9 +44,9 @@ func (w *writer) edit(name string, next *chain, digests, handles []uint64) {
 	}
 }
 
-// match chooses the rules of a chain that stay while it becomes another: as many as possible
-// without changing their order. stays has an entry for each old rule. from has the old place of
-// each new rule, or -1.
+// match chooses for edit the rules of a chain that stay while it becomes another: as many as
+// possible without changing their order. Rules are the same if their digests are. stays has an
+// entry for each old rule. from has the old place of each new rule, or -1.
 func match(old, next []uint64) (stays []bool, from []int) {
 	stays, from = make([]bool, len(old)), make([]int, len(next))
 	places := make(map[uint64][]int, len(old))
@@ -86,8 +88,8 @@ func match(old, next []uint64) (stays []bool, from []int) {
 	return stays, from
 }
 
-// readHandles reads the handles of large chains after a write. A chain whose handles are not known
-// is written as a whole the next time.
+// readHandles reads the handles of large chains after a build or a change, for edit. A chain
+// whose handles are not known is written as a whole the next time, so an error does not matter.
 func (s *Standby) readHandles(t *table) {
 	for name, c := range t.held.chains {
 		if len(c.digests) < largeChain || t.handles[name] != nil {

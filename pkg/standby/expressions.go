@@ -22,7 +22,9 @@ const (
 	nfAccept    = 1
 )
 
-// expression appends an expression to a list, as an NFTA_LIST_ELEM.
+// expression appends an expression to the content of NFTA_RULE_EXPRESSIONS, as an
+// NFTA_LIST_ELEM. name is nf_tables' name of it, such as "cmp", and data has its attributes;
+// nil: it has none.
 func expression(list []byte, name string, data []byte) []byte {
 	elem := nft.AppendAttr(nil, unix.NFTA_EXPR_NAME, name, 1)
 	if len(data) > 0 {
@@ -51,16 +53,18 @@ func payload(register, base, offset, size uint32) []byte {
 	return number(number(list, unix.NFTA_PAYLOAD_OFFSET, offset), unix.NFTA_PAYLOAD_LEN, size)
 }
 
-// verdict appends an expression that ends the walk of a packet through a chain.
+// verdict appends an expression that ends the walk of a packet through a chain. code is
+// nfAccept or nfDrop. A gate and a rule of another owner accept; only the policy of a native
+// chain drops.
 func verdict(list []byte, code uint32) []byte {
 	data := nft.AppendAttr(nil, unix.NFTA_DATA_VERDICT|unix.NLA_F_NESTED, number(nil, unix.NFTA_VERDICT_CODE, code), 0)
 	data = nft.AppendAttr(number(nil, unix.NFTA_IMMEDIATE_DREG, unix.NFT_REG_VERDICT), unix.NFTA_IMMEDIATE_DATA|unix.NLA_F_NESTED, data, 0)
 	return expression(list, "immediate", data)
 }
 
-// acceptAsIs returns the only rule of a chain that is left out. It clears the bits of the mark that
-// other copied rules may have set on the packet's way here. With kube-proxy's bit, the packet would
-// be masqueraded but not sent to its service.
+// acceptAsIs returns the only rule of a chain that is left out, for closeLeftOut. It clears
+// marks, the bits of the mark that other copied rules may have set on the packet's way here.
+// With kube-proxy's bit, the packet would be masqueraded but not sent to its service.
 func acceptAsIs(marks uint32) rule {
 	var list []byte
 	if marks != 0 {

@@ -33,7 +33,8 @@ const (
 // setOf returns the name of the set that opens a hook while it has an element.
 func setOf(h Hook) string { return "open-" + h.String() }
 
-// gateSet returns the attributes of a gate's set behind its names.
+// gateSet returns the attributes of a gate's set behind its names. The writers of nat's copy
+// and of native copies make such a set for each hook. Its elements expire after openMost.
 func gateSet() []byte {
 	attrs := number(nil, unix.NFTA_SET_FLAGS, gateFlags)
 	attrs = number(number(attrs, unix.NFTA_SET_KEY_TYPE, typeNFProto), unix.NFTA_SET_KEY_LEN, 1)
@@ -45,7 +46,8 @@ func gateSet() []byte {
 // gate returns the rule of a base chain that accepts packets unless the hook is open.
 func gate(h Hook) rule { return rule{expressions: verdict(ifShut(nil, h), nfAccept)} }
 
-// ifShut appends expressions that match while the hook is shut.
+// ifShut appends expressions that match while the hook is shut. gate accepts such packets;
+// missed logs them. They use the register NFT_REG_1.
 func ifShut(list []byte, h Hook) []byte {
 	lookup := nft.AppendAttr(nil, unix.NFTA_LOOKUP_SET, setOf(h), 1)
 	lookup = number(number(lookup, unix.NFTA_LOOKUP_SREG, unix.NFT_REG_1), unix.NFTA_LOOKUP_FLAGS, lookupInvert)
@@ -57,8 +59,9 @@ func nfProto() []byte {
 	return number(number(nil, unix.NFTA_META_KEY, unix.NFT_META_NFPROTO), unix.NFTA_META_DREG, unix.NFT_REG_1)
 }
 
-// inFront returns the rules in front of the copied rules of a nat base chain. They are the gate
-// and, in OUTPUT before it, the rules that match the knocks of all hooks.
+// inFront returns the rules in front of the copied rules of a nat base chain, for both kinds of
+// copies. They are the gate and, in OUTPUT before it, the rules that match the knocks of all
+// hooks.
 func inFront(h Hook) (front []rule) {
 	if h == Output {
 		for _, at := range Hooks() {
@@ -68,7 +71,8 @@ func inFront(h Hook) (front []rule) {
 	return append(front, gate(h))
 }
 
-// packetsOf returns the families of the packets that a table of one family sees.
+// packetsOf returns the families of the packets that a table of one family sees. A gate needs
+// an element and a knock for each of them.
 func packetsOf(family tableid.Family) []tableid.Family {
 	if family == tableid.Inet {
 		return []tableid.Family{tableid.IPv4, tableid.IPv6}
@@ -76,7 +80,8 @@ func packetsOf(family tableid.Family) []tableid.Family {
 	return []tableid.Family{family}
 }
 
-// element writes an element that opens a hook.
+// element writes an element that opens a hook. writer.open calls it for a table with gates. The
+// element expires after openMost.
 func element(b *nft.Batch, t *table, h Hook) {
 	b.Begin(unix.NFT_MSG_NEWSETELEM, netlink.Create, t.id.Family)
 	b.Text(unix.NFTA_SET_ELEM_LIST_TABLE, t.name)
@@ -89,7 +94,8 @@ func element(b *nft.Batch, t *table, h Hook) {
 	b.End()
 }
 
-// noElement shuts a hook: it empties the set, even if its element has expired.
+// noElement shuts a hook: it empties the set, even if its element has expired. shut calls it,
+// and the removal of a base chain, whose set stays for a later copy.
 func noElement(b *nft.Batch, t *table, h Hook) {
 	b.Begin(unix.NFT_MSG_DELSETELEM, 0, t.id.Family)
 	b.Text(unix.NFTA_SET_ELEM_LIST_TABLE, t.name)

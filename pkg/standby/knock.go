@@ -40,8 +40,8 @@ func knockOf(h Hook) []byte {
 // udpHeader is the length of a datagram's header (RFC 768), in bytes.
 const udpHeader = 8
 
-// knocked returns the rule that matches a hook's knock from a process of this process's user. The
-// rule opens the hook for packets of the knock's family.
+// knocked returns the rule that matches a hook's knock from a process of this process's user.
+// inFront puts it into OUTPUT. The rule opens the hook for packets of the knock's family.
 func knocked(h Hook) rule {
 	knock := knockOf(h)
 	content := payload(unix.NFT_REG_1, unix.NFT_PAYLOAD_TRANSPORT_HEADER, udpHeader, uint32(len(knock)))
@@ -57,8 +57,9 @@ func knocked(h Hook) rule {
 	return rule{expressions: expression(list, "dynset", add)}
 }
 
-// knock opens hooks of a table that has gates, without a transaction. After an error some of them
-// may be open. Rules may drop or untrack the node's own packets before nat.
+// knock opens hooks of a table that has gates, without a transaction. After an error some of
+// them may be open, and openByKnock opens them by a transaction. Rules may drop or untrack the
+// node's own packets before nat, and then no rule of the copy sees a knock.
 func (s *Standby) knock(t *table, hooks []Hook) error {
 	for _, f := range packetsOf(t.id.Family) {
 		for _, h := range knocks(hooks, t.open) {
@@ -70,9 +71,9 @@ func (s *Standby) knock(t *table, hooks []Hook) error {
 	return nil
 }
 
-// knocks returns the hooks at which to knock, in order. The hooks that translate sources are first,
-// so that no flow gets another destination without its source. They are last, too, even if they are
-// open already: they must not expire before the others.
+// knocks returns the hooks at which to knock, in order. open has the open hooks. The hooks that
+// translate sources are first, so that no flow gets another destination without its source.
+// They are last, too, even if they are open already: they must not expire before the others.
 func knocks(hooks []Hook, open map[Hook]bool) (order []Hook) {
 	sources, destinations := []Hook{Postrouting, Input}, []Hook{Prerouting, Output}
 	var sends bool
@@ -90,8 +91,9 @@ func knocks(hooks []Hook, open map[Hook]bool) (order []Hook) {
 	return order
 }
 
-// knockAt opens a hook for packets of one family. An error of send does not matter if the hook is
-// open: the knock was dropped behind nat.
+// knockAt opens a hook for packets of one family, and reads the gate's set to be sure. An error
+// of send does not matter if the hook is open: the knock was dropped behind nat. If nothing
+// failed and the hook is shut, the error is errUnheard.
 func (s *Standby) knockAt(t *table, h Hook, family tableid.Family) error {
 	sent := send(family, knockOf(h))
 	is, err := s.conn.HasElement(t.id.Family, t.name, setOf(h), []byte{uint8(family)})
@@ -107,9 +109,9 @@ func (s *Standby) knockAt(t *table, h Hook, family tableid.Family) error {
 // errUnheard reports that the rules of OUTPUT did not see a knock.
 var errUnheard = errors.New("no rule saw it")
 
-// send sends a datagram over loopback, from one new socket to another: only the first packet of a
-// flow reaches nat. When send returns, the packet has passed the kernel's rules on its way out. A
-// rule before nat that queues it for a program (NFQUEUE) is an exception.
+// send sends a knock over loopback, from one new socket to another: only the first packet of a
+// flow reaches nat. When send returns, the packet has passed the kernel's rules on its way out.
+// A rule before nat that queues it for a program (NFQUEUE) is an exception.
 func send(family tableid.Family, datagram []byte) error {
 	network, loopback := "udp4", "127.0.0.1:0"
 	if family == tableid.IPv6 {

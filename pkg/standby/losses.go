@@ -22,7 +22,7 @@ const (
 	Unclear
 )
 
-// String returns a word for people.
+// String returns a word for people, for the reason why Openable keeps a hook shut.
 func (l Loss) String() string {
 	switch l {
 	case Below:
@@ -61,9 +61,10 @@ func (c *Copy) Openable(losses map[Hook]Loss) (open []Hook, shut map[Hook]string
 	return open, shut
 }
 
-// Probe reads the state of each hook's path: the base chain, and the chains to which its protected
-// rules lead. It does not see losses further below, and in a native table it sees only the base
-// chains. It sends some 10 requests of 10 µs each.
+// Probe reads the state of each hook's path: the base chain, and the chains to which its
+// protected rules lead. Openable then chooses the hooks to open. Probe does not see losses
+// further below, and in a native table only the base chains. It sends some 10 requests of 10 µs
+// each.
 func (c *Copy) Probe(conn *nft.Conn) (map[Hook]Loss, error) {
 	losses := map[Hook]Loss{}
 	emptied := map[string]bool{}
@@ -97,7 +98,9 @@ func (c *Copy) Probe(conn *nft.Conn) (map[Hook]Loss, error) {
 // errARule ends the read of a chain that has a rule.
 var errARule = errors.New("there is a rule")
 
-// isEmpty reports whether a protected chain that had rules is gone or empty.
+// isEmpty reports whether a protected chain that had rules is gone or empty. Probe then finds
+// the hooks whose rules lead there Below. It is false for a chain that never had rules or is
+// another owner's, because such a chain is no loss.
 func (c *Copy) isEmpty(conn *nft.Conn, name string) (bool, error) {
 	if chain := c.chains[name]; chain == nil || chain.shadow || len(chain.digests) == 0 {
 		return false, nil
@@ -116,7 +119,8 @@ func (c *Copy) isEmpty(conn *nft.Conn, name string) (bool, error) {
 	return true, nil
 }
 
-// compare returns the loss of a base chain that has these rules now.
+// compare returns the loss of a base chain that has these rules now, by their fingerprints;
+// Probe calls it. It does not see losses in the chains below, which Probe adds.
 func (h *hook) compare(now []uint64) Loss {
 	if len(now) == 0 {
 		return Gone

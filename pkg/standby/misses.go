@@ -44,8 +44,9 @@ const (
 	groupsFrom = 1 << 12
 )
 
-// ListenMisses opens the socket. It writes no rule: a Standby with Config.Misses does. It fails if
-// the kernel has no nfnetlink_log.
+// ListenMisses opens the socket. It writes no rule: a Standby with Config.Misses does. It fails
+// if the kernel has no nfnetlink_log. canaryd then opens the standby only after a flusher's
+// commit.
 func ListenMisses() (m *Misses, err error) {
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
@@ -60,7 +61,8 @@ func ListenMisses() (m *Misses, err error) {
 	return nil, errors.Join(nft.Wrap("listening to missed packets (nfnetlink_log)", err), conn.Close())
 }
 
-// bind makes the group this socket's, and requests messages without a packet.
+// bind makes the log group this socket's, and requests messages without a packet. An error may
+// mean that another program has the group, so ListenMisses tries another.
 func (m *Misses) bind() error {
 	for _, attrs := range [][]byte{
 		nft.AppendAttr(nil, nflogCommand, []byte{nflogBind}, 0),
@@ -81,8 +83,8 @@ func (m *Misses) bind() error {
 // Group returns the log group, for Config.Misses.
 func (m *Misses) Group() uint16 { return m.group }
 
-// Receive waits for the next miss. Misses that found no room in the socket also count as one. The
-// error is net.ErrClosed after Close.
+// Receive waits for the next miss; the caller then looks whether rules are lost. Misses that
+// found no room in the socket also count as one. The error is net.ErrClosed after Close.
 func (m *Misses) Receive() error {
 	_, err := m.conn.Receive()
 	switch {
@@ -126,7 +128,8 @@ func (k key) bytes() []byte {
 	return append(append([]byte(k.address), k.protocol, 0, 0, 0, byte(k.port>>8), byte(k.port)), 0, 0)
 }
 
-// serviceSet returns the attributes of the set of services behind its names.
+// serviceSet returns the attributes of the set of services behind its names. gates makes the
+// set. Its key is the destination's address, the protocol and the port, as missed loads them.
 func serviceSet(family tableid.Family) []byte {
 	address, size := uint32(typeIPv4), 4
 	if family == tableid.IPv6 {
@@ -136,8 +139,9 @@ func serviceSet(family tableid.Family) []byte {
 		unix.NFTA_SET_KEY_LEN, uint32(size+2*registerBytes))
 }
 
-// missed returns the rule of a base chain that logs the first packet of a flow to a service while
-// the hook is shut.
+// missed returns the rule of a base chain that logs the first packet of a flow to a service
+// while the hook is shut. gated puts it in front of the gate in PREROUTING and OUTPUT. group is
+// the log group of a Misses.
 func missed(h Hook, family tableid.Family, group uint16) rule {
 	offset, size := uint32(16), uint32(4) // of the destination in IPv4's header
 	if family == tableid.IPv6 {

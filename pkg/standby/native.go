@@ -80,6 +80,8 @@ type nativeCopy struct {
 	setsBy map[string]*native.Set
 }
 
+// newNativeCopy returns a nativeCopy that has found nothing yet. TranslateNative makes one for
+// the base chains of nat, and one with filter for those that filter before nat.
 func newNativeCopy(src *native.Table, filter bool) *nativeCopy {
 	n := &nativeCopy{src: src, filter: filter, chains: map[string]bool{}, sets: map[string]bool{},
 		byName: make(map[string]*native.Chain, len(src.Chains)), setsBy: make(map[string]*native.Set, len(src.Sets))}
@@ -92,8 +94,8 @@ func newNativeCopy(src *native.Table, filter bool) *nativeCopy {
 	return n
 }
 
-// table returns the copied table: these base chains, the parts that they reach, and the gates. held
-// is the kernel's copy of it.
+// table returns the copied table: these base chains, the parts that they reach, and the gates.
+// held is the kernel's copy of it, whose dynamic sets keep their sizes; nil: there is none.
 func (n *nativeCopy) table(bases []native.Chain, held *Copy) *native.Table {
 	t := &native.Table{ID: n.src.ID.Family.Table(NameOf(n.src.ID)), Objects: n.src.Objects, Chains: bases}
 	t.Attrs = number(nil, unix.NFTA_TABLE_FLAGS, tableOwned)
@@ -118,11 +120,11 @@ func (n *nativeCopy) table(bases []native.Chain, held *Copy) *native.Table {
 // dynamicSize is the least size of a copied set to which packets add elements.
 const dynamicSize = 1024
 
-// smaller returns a set with room for its elements while the copy is open. The kernel takes 1 MiB
-// for a set of 65,535 elements that packets add. kube-proxy has such a set for each endpoint with
-// session affinity. With 300 such endpoints, 1,000 services take 309 MiB (Linux 6.18). held is the
-// set as the kernel has it. Its size stays: elements that packets have added since are not written
-// into it.
+// smaller returns a set with room for its elements while the copy is open. The kernel takes 1
+// MiB for a set of 65,535 elements that packets add. kube-proxy has such a set for each
+// endpoint with session affinity. With 300 such endpoints, 1,000 services take 309 MiB (Linux
+// 6.18). held is the set as the kernel has it; nil: it has none. Its size stays: elements that
+// packets have added since are not written into it.
 func smaller(s native.Set, held *native.Set) native.Set {
 	size := uint32(dynamicSize)
 	for int(size) < 2*len(s.Elements) {
@@ -146,6 +148,7 @@ func smaller(s native.Set, held *native.Set) native.Set {
 }
 
 // dynamicSets returns the sets of a native copy to which packets add elements, by name.
+// nativeCopy.table keeps their sizes. A nil copy, or a copy of nat, has none.
 func (c *Copy) dynamicSets() map[string]*native.Set {
 	if c == nil || c.native == nil {
 		return nil
@@ -169,7 +172,8 @@ func sizeless(attrs []byte) []byte {
 	return append(except(attrs, unix.NFTA_SET_DESC), except(attr(attrs, unix.NFTA_SET_DESC), unix.NFTA_SET_DESC_SIZE)...)
 }
 
-// except returns a list without the attributes of one kind.
+// except returns a list of attributes without those of one kind, in new memory. It ends at
+// damaged attributes. smaller replaces the size of a set by it.
 func except(list []byte, kind uint16) (rest []byte) {
 	for len(list) > 0 {
 		is, _, after, err := nft.NextAttr(list)
@@ -184,8 +188,8 @@ func except(list []byte, kind uint16) (rest []byte) {
 	return rest
 }
 
-// bases copies the base chains of the wanted type, each with its gate, and the parts that they
-// reach.
+// bases copies the base chains of the wanted type, each with its gate, and finds the parts that
+// they reach. It calls found for each with its hook. An error wraps ErrUnavailable.
 func (n *nativeCopy) bases(found func(Hook, *native.Chain)) (all []native.Chain, err error) {
 	for i := range n.src.Chains {
 		c := &n.src.Chains[i]
@@ -210,7 +214,7 @@ const priorityOfDNAT = -100
 // base returns the copy of base chain c with its gate, and c's hook, and finds the parts that
 // it reaches. bases calls it for each base chain. The copy is nil if its type, hook or priority
 // is not wanted. It has the next priority, so it runs behind the original. An error wraps
-// ErrUnavailable: the table cannot be copied.
+// ErrUnavailable.
 func (n *nativeCopy) base(c *native.Chain) (*native.Chain, Hook, error) {
 	kind := nft.String(attr(c.Attrs, unix.NFTA_CHAIN_TYPE))
 	h := Hook(nft.AttrNumber(attr(c.Attrs, unix.NFTA_CHAIN_HOOK), unix.NFTA_HOOK_HOOKNUM))
@@ -251,7 +255,9 @@ func (n *nativeCopy) base(c *native.Chain) (*native.Chain, Hook, error) {
 var statelessly = map[string]bool{"immediate": true, "lookup": true, "cmp": true, "range": true, "bitwise": true, "byteorder": true,
 	"fib": true, "reject": true, "counter": true, "payload": true, "meta": true, "ct": true}
 
-// twice returns an error if the real table and the copy may not both evaluate an expression.
+// twice returns an error if the real table and the copy may not both evaluate an expression: it
+// has a state or changes the packet. rules checks chains that filter by it; after an error
+// there is no copy.
 func twice(e nft.Expression) error {
 	writes := map[string]uint16{"payload": unix.NFTA_PAYLOAD_SREG, "meta": unix.NFTA_META_SREG, "ct": unix.NFTA_CT_SREG}
 	if kind, may := writes[e.Name]; !statelessly[e.Name] || may && attr(e.Data, kind) != nil {
@@ -260,7 +266,9 @@ func twice(e nft.Expression) error {
 	return nil
 }
 
-// rules finds the chains and sets to which rules lead.
+// rules finds the chains and sets to which a chain's rules lead, so that table copies them. It
+// follows them to their end. An error wraps ErrUnavailable: a part was not read, or may not be
+// evaluated twice.
 func (n *nativeCopy) rules(c *native.Chain) error {
 	for _, r := range c.Rules {
 		err := nft.Rule{Expressions: attr(r.Attrs, unix.NFTA_RULE_EXPRESSIONS)}.Each(func(e nft.Expression) error {
@@ -288,7 +296,8 @@ func (n *nativeCopy) rules(c *native.Chain) error {
 	return nil
 }
 
-// verdict finds the chain to which the data of an expression or element leads.
+// verdict finds the chain to which the data of an expression or element leads, and the parts
+// that this chain reaches. Data without a chain is no error.
 func (n *nativeCopy) verdict(data []byte) error {
 	name := nft.String(nft.AttrPath(data, unix.NFTA_DATA_VERDICT, unix.NFTA_VERDICT_CHAIN))
 	if name == "" || n.chains[name] {
@@ -301,7 +310,8 @@ func (n *nativeCopy) verdict(data []byte) error {
 	return fmt.Errorf("chain %q was not read", name)
 }
 
-// set finds the chains to which a set's elements lead.
+// set finds a set that a rule names, and the chains to which its elements lead. An empty name
+// is no error: an objref need not name a set.
 func (n *nativeCopy) set(name string) error {
 	if name == "" || n.sets[name] {
 		return nil
@@ -319,9 +329,9 @@ func (n *nativeCopy) set(name string) error {
 	return nil
 }
 
-// putNative writes the difference into the existing table. It removes the table if Amend cannot
-// write the difference, or the kernel refuses it. more: the table must be built again. s.mu must be
-// held.
+// putNative writes the difference into the existing table; PutPiece calls it. It removes the
+// table if Amend cannot write the difference, or the kernel refuses it. more: the next PutPiece
+// must build it again. Into an open table it writes nothing. s.mu must be held.
 func (s *Standby) putNative(c *Copy) (more bool, err error) {
 	t := s.tables[c.ID]
 	if len(t.open) > 0 {
@@ -343,7 +353,9 @@ func (s *Standby) putNative(c *Copy) (more bool, err error) {
 	return true, nil
 }
 
-// fillNative writes a native table in pieces: no packet passes its gates.
+// fillNative writes a native copy's content into its new, empty table, in transactions of
+// little more than Piece bytes. Until Open no packet passes its gates. pause runs after each
+// transaction; its error ends the fill. build calls it. s.mu must be held.
 func (s *Standby) fillNative(t *table, c *Copy, pause func() error) error {
 	t.held = c
 	return c.native.FillInPieces(min(s.cfg.Piece, nativePiece), func(b *nft.Batch) error {
@@ -354,8 +366,9 @@ func (s *Standby) fillNative(t *table, c *Copy, pause func() error) error {
 	})
 }
 
-// openNative opens hooks in one transaction, with the changes of pending that the kernel lacks.
-// s.mu must be held.
+// openNative opens hooks of a native copy in one transaction, with the changes of pending that
+// the kernel lacks. Open calls it. If the changes cannot be written, it opens nothing. s.mu
+// must be held.
 func (s *Standby) openNative(t *table, hooks []Hook, pending *Copy) error {
 	w := &writer{s: s, t: t, next: pending, whole: true, opens: hooks, b: nft.NewBatch()}
 	if err := pending.native.Amend(w.b, t.held.native, s.setName); err != nil {

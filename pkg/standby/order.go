@@ -26,6 +26,8 @@ type key struct {
 
 func (k key) known() bool { return k.protocol != 0 }
 
+// compare orders keys by address, protocol and port, for settle and for the set of services. It
+// returns a negative number, 0 or a positive number, as strings.Compare does.
 func (k key) compare(o key) int {
 	if c := strings.Compare(k.address, o.address); c != 0 {
 		return c
@@ -36,8 +38,9 @@ func (k key) compare(o key) int {
 	return int(k.port) - int(o.port)
 }
 
-// settle sorts each run of rules with keys of one shape by these keys. Rules of the same key keep
-// their order, and no rule leaves its run.
+// settle sorts each run of rules with keys of one shape by these keys, so that a sync in
+// another order changes no digest. translator.chain calls it. Rules of the same key keep their
+// order, and no rule leaves its run.
 func settle(rules []reading) {
 	for from := 0; from < len(rules); {
 		to := from + 1
@@ -68,7 +71,8 @@ const (
 	port
 )
 
-// take reads the next expression.
+// take reads the next expression of a rule; reader.take calls it for each. A comparison gives
+// the key a field only if the expression right before it loaded that field.
 func (k *keyReader) take(e nft.Expression, family tableid.Family) {
 	loaded := k.loaded
 	k.loaded = otherField
@@ -88,7 +92,8 @@ func (k *keyReader) take(e nft.Expression, family tableid.Family) {
 	}
 }
 
-// fieldOf returns the field that a payload expression loads.
+// fieldOf returns the field that a payload expression loads. otherField: the load counts for no
+// key, such as a source address or a part of an address.
 func fieldOf(data []byte, family tableid.Family) field {
 	base, offset, size := nft.AttrNumber(data, unix.NFTA_PAYLOAD_BASE), nft.AttrNumber(data, unix.NFTA_PAYLOAD_OFFSET), nft.AttrNumber(data, unix.NFTA_PAYLOAD_LEN)
 	switch {
@@ -101,6 +106,8 @@ func fieldOf(data []byte, family tableid.Family) field {
 	return otherField
 }
 
+// compared stores a field of the key that the rule compares with the value v. A value of
+// another length than the field's is ignored, so the rule gets no key by it.
 func (k *keyReader) compared(loaded field, v []byte, family tableid.Family) {
 	switch {
 	case loaded == destination && (family == tableid.IPv4 && len(v) == 4 || len(v) == 16):
@@ -112,8 +119,9 @@ func (k *keyReader) compared(loaded field, v []byte, family tableid.Family) {
 	}
 }
 
-// match reads the ports of struct xt_tcp and struct xt_udp, which begin alike: two source ports,
-// two destination ports.
+// match reads the destination port of struct xt_tcp and struct xt_udp, which begin alike: two
+// source ports, two destination ports. Another match, an inverted one or a range of ports gives
+// the key no port.
 func (k *keyReader) match(e nft.Expression) {
 	const invertsDestination = 2 // XT_TCP_INV_DSTPT, XT_UDP_INV_DSTPT
 	flags := 0
@@ -134,7 +142,8 @@ func (k *keyReader) match(e nft.Expression) {
 	}
 }
 
-// result returns the key, or none if the rule may match several protocols or ports.
+// result returns the rule's key for settle and for the set of services. It has no protocol, and
+// is not known, if the rule may match several protocols or ports.
 func (k *keyReader) result() key {
 	if k.none || !k.hasPort {
 		return key{}

@@ -64,8 +64,9 @@ func readRule(family tableid.Family, raw nft.Rule) (reading, error) {
 	return (&reader{family: family}).read(raw)
 }
 
-// readShadow reads a rule of another owner. The copy accepts packets that the rule would translate,
-// so that no later rule translates them otherwise. The rule may change nothing.
+// readShadow reads a rule of another owner. The copy accepts packets that the rule would
+// translate, so that no later rule translates them otherwise. The rule may change nothing.
+// After an error, a rule before ours blocks its hook.
 func readShadow(family tableid.Family, raw nft.Rule) (reading, error) {
 	got, err := (&reader{family: family, shadow: true}).read(raw)
 	if err == nil && got.changed {
@@ -74,6 +75,8 @@ func readShadow(family tableid.Family, raw nft.Rule) (reading, error) {
 	return got, err
 }
 
+// read reads all expressions of a rule, for readRule and readShadow. An error means that the
+// copy cannot have the rule. A chain with such a rule is left out as a whole.
 func (r *reader) read(raw nft.Rule) (reading, error) {
 	if err := raw.Each(r.take); err != nil {
 		return reading{}, err
@@ -84,7 +87,8 @@ func (r *reader) read(raw nft.Rule) (reading, error) {
 	return r.reading, nil
 }
 
-// keepsXT reports whether the copied expressions include a match or target of x_tables.
+// keepsXT reports whether the copied expressions include a match or target of x_tables. The
+// kernel then requires the rule's compat attributes (nft.Compat.Wanted).
 func (r *reader) keepsXT() bool {
 	found := false
 	_ = nft.Rule{Expressions: r.list}.Each(func(e nft.Expression) error {
@@ -94,7 +98,9 @@ func (r *reader) keepsXT() bool {
 	return found
 }
 
-// take reads the next expression.
+// take reads the next expression, and appends its copy to list. Counters and logs are not
+// copied. An error wraps errExpression: the copy does not know the expression, or may not have
+// it.
 func (r *reader) take(e nft.Expression) error {
 	r.compat.Take(e, r.family)
 	r.keys.take(e, r.family)
@@ -141,7 +147,8 @@ func (r *reader) take(e nft.Expression) error {
 
 func (r *reader) keep(e nft.Expression) { r.list = expression(r.list, e.Name, e.Data) }
 
-// bitsOf returns the bits that a bitwise expression may set: register & mask ^ xor.
+// bitsOf returns the bits that a bitwise expression may set: register & mask ^ xor. If the next
+// expression sets the mark, they are bits of it. false: it is no operation on four bytes.
 func bitsOf(data []byte) (uint32, bool) {
 	xor := nft.AttrPath(data, unix.NFTA_BITWISE_XOR, unix.NFTA_DATA_VALUE)
 	if len(xor) != 4 {
@@ -150,7 +157,9 @@ func bitsOf(data []byte) (uint32, bool) {
 	return binary.NativeEndian.Uint32(xor), true
 }
 
-// meta reads an expression that loads meta data of a packet, or sets its mark.
+// meta reads an expression that loads meta data of a packet, or sets its mark. hadXor: the
+// expression before it was a bitwise, whose bits are in r.xor. Any other change of meta data is
+// an error.
 func (r *reader) meta(e nft.Expression, hadXor bool) error {
 	if attr(e.Data, unix.NFTA_META_SREG) == nil {
 		r.keep(e)
@@ -165,6 +174,8 @@ func (r *reader) meta(e nft.Expression, hadXor bool) error {
 	return nil
 }
 
+// immediate reads a verdict, or a value that a later expression uses. A jump, goto, drop,
+// accept or return ends the rule; another verdict, such as a queue, is an error.
 func (r *reader) immediate(e nft.Expression) error {
 	v := nft.AttrPath(e.Data, unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VERDICT)
 	if v == nil { // a value, for an expression behind it
@@ -185,6 +196,9 @@ func (r *reader) immediate(e nft.Expression) error {
 	return nil
 }
 
+// match reads a match of x_tables. It drops comments, and refuses matches that have a state or
+// mean another thing in another table (see plainMatches). statistic is copied if it chooses by
+// chance.
 func (r *reader) match(e nft.Expression) error {
 	name := nft.String(attr(e.Data, unix.NFTA_MATCH_NAME))
 	switch {
@@ -211,6 +225,9 @@ func atRandom(info []byte) bool {
 	return len(info) >= 2 && binary.NativeEndian.Uint16(info) == 0 // XT_STATISTIC_MODE_RANDOM
 }
 
+// target reads a target of x_tables. Logs are dropped, and translations get their native form.
+// In a rule of another owner (shadow) a translation becomes accept, and MARK is refused by
+// readShadow.
 func (r *reader) target(e nft.Expression) error {
 	switch name := nft.String(attr(e.Data, unix.NFTA_TARGET_NAME)); name {
 	case "LOG", "NFLOG":

@@ -21,7 +21,8 @@ const (
 // Hooks are all hooks of nat chains.
 func Hooks() []Hook { return []Hook{Prerouting, Input, Output, Postrouting} }
 
-// String returns the hook's name as nft spells it, such as "prerouting".
+// String returns the hook's name as nft spells it, such as "prerouting". The gates' sets and
+// canaryd's reports name hooks by it.
 func (h Hook) String() string {
 	switch h {
 	case Prerouting:

@@ -36,7 +36,8 @@ var (
 // TableName is the beginning of the names of a Standby's tables.
 const TableName = "canaryd-standby"
 
-// NameOf returns the name of the copy's table. The copy of nat has TableName itself.
+// NameOf returns the name of the copy's table; id is the real table. The copy of nat has
+// TableName itself. Logs name it, too.
 func NameOf(id tableid.TableID) string {
 	if id.Name == "nat" {
 		return TableName
@@ -106,7 +107,7 @@ type Standby struct {
 const dialTries = 4
 
 // Dial opens the socket. It writes nothing. The kernel removes all tables when the socket is
-// closed or the process ends.
+// closed or the process ends. canaryd dials again after Shut or Remove had to close it.
 func Dial(cfg Config) (*Standby, error) {
 	cfg.GateMost, cfg.Piece = cmp.Or(cfg.GateMost, DefaultGateMost), cmp.Or(cfg.Piece, 1<<20)
 	if cfg.Unheard == nil {
@@ -150,15 +151,17 @@ func (s *Standby) Port() uint32 { return s.port.Load() }
 // the genid by one.
 func (s *Standby) Commits() uint64 { return s.commits.Load() }
 
-// Close closes the socket, and the kernel removes all tables. That takes 14, 29 and 70 ms at 100,
-// 1,000 and 5,000 services. The Standby cannot be used again.
+// Close closes the socket, and the kernel removes all tables. That takes 14, 29 and 70 ms at
+// 100, 1,000 and 5,000 services. The Standby cannot be used again; its Put returns
+// net.ErrClosed.
 func (s *Standby) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.close()
 }
 
-// close is Close; s.mu must be held.
+// close is Close for a caller that holds s.mu. remove calls it if the kernel does not delete a
+// table with open hooks.
 func (s *Standby) close() error {
 	if s.closed {
 		return nil
@@ -204,7 +207,8 @@ func (s *Standby) PutPiece(c *Copy) (more bool, err error) {
 	return false, s.follow(t, c)
 }
 
-// Held returns the kernel's copy, for Translate; nil if nothing is built.
+// Held returns the kernel's copy, for Translate; nil if nothing is built. Its chains have
+// digests, but no rules.
 func (s *Standby) Held(id tableid.TableID) *Copy {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -262,7 +266,8 @@ func (s *Standby) Remove(id tableid.TableID) error {
 	return nil
 }
 
-// OpenHooks returns the open hooks of a table, in the packets' order. It sends no request.
+// OpenHooks returns the open hooks of a table, in the packets' order. It sends no request, so
+// it does not notice that a gate's element has expired.
 func (s *Standby) OpenHooks(id tableid.TableID) []Hook {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -283,7 +288,9 @@ func (s *Standby) Status(id tableid.TableID) Status {
 	return st
 }
 
-// send sends one finished transaction. s.mu must be held.
+// send sends one finished transaction of a table, by the socket that owns it. All writes go
+// through it, so it counts commits, bytes and time. The error says why the kernel refused, as
+// refused does. s.mu must be held.
 func (s *Standby) send(t *table, b *nft.Batch) error {
 	b.Finish()
 	nft.ForgetComplaints(s.fd)
@@ -305,7 +312,8 @@ func (s *Standby) send(t *table, b *nft.Batch) error {
 // listen, as a replay is.
 const unheardFrom = 512
 
-// refused returns an error that says why the kernel refused a transaction.
+// refused returns an error that says why the kernel refused a transaction: ErrMemory, ErrTaken,
+// or the kernel's own. name is the table's; without err it returns nil.
 func refused(name string, err error) error {
 	switch {
 	case err == nil:

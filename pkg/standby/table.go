@@ -27,7 +27,8 @@ type table struct {
 	took    time.Duration
 }
 
-// openHooks returns the open hooks, in the packets' order. A nil table has none.
+// openHooks returns the open hooks, in the packets' order, as canaryd knows them: a hook behind
+// a gate may have expired. A nil table has none.
 func (t *table) openHooks() (open []Hook) {
 	if t == nil {
 		return nil
@@ -38,7 +39,8 @@ func (t *table) openHooks() (open []Hook) {
 // comment is the table's comment in `nft list ruleset`.
 const comment = "made by canaryd, gone with it: translates while lost nat rules are put back"
 
-// make makes the empty table, in a transaction of its own.
+// make makes the empty table for build, in a transaction of its own. The error is ErrKernel if
+// the kernel knows no owners of tables, and ErrTaken if another process has the table.
 func (s *Standby) make(t *table) error {
 	b := nft.NewBatch()
 	b.Begin(unix.NFT_MSG_NEWTABLE, netlink.Create|netlink.Excl, t.id.Family)
@@ -59,9 +61,9 @@ func (s *Standby) make(t *table) error {
 	return err
 }
 
-// remove deletes the table, which takes no copy any more, even if that fails. If the kernel refuses
-// and a hook is open, the socket is closed; else the table is left until the next try. s.mu must be
-// held.
+// remove deletes the table, which takes no copy any more, even if that fails. If the kernel
+// refuses and a hook is open, the socket is closed; else the table is left until the next try.
+// A table that is gone already is no error. s.mu must be held.
 func (s *Standby) remove(t *table) error {
 	delete(s.tables, t.id)
 	delete(s.left, t.id)
@@ -81,7 +83,8 @@ func (s *Standby) remove(t *table) error {
 	return err
 }
 
-// hold notes the copy that the kernel has now.
+// hold notes the copy that the kernel has now, for the next difference. It drops the rules of
+// its chains: digests suffice to compare, and the rules take much memory.
 func (t *table) hold(c *Copy) {
 	held := *c
 	held.chains = make(map[string]*chain, len(c.chains))
@@ -96,14 +99,16 @@ func (t *table) hold(c *Copy) {
 	t.held = &held
 }
 
-// shutRemoved notes that hooks are shut because a writer removed their base chains.
+// shutRemoved notes that hooks are shut because a writer removed their base chains. follow and
+// open call it after the transaction; open then adds the hooks that it opened.
 func (t *table) shutRemoved(w *writer) {
 	for _, h := range w.removed {
 		delete(t.open, h)
 	}
 }
 
-// follow writes the difference. s.mu must be held.
+// follow writes the difference between the kernel's copy of nat and c, for PutPiece. If only a
+// part was written before an error, it removes the table. s.mu must be held.
 func (s *Standby) follow(t *table, c *Copy) error {
 	t.bytes, t.took = 0, 0
 	w := &writer{s: s, t: t, next: c}
@@ -120,7 +125,8 @@ func (s *Standby) follow(t *table, c *Copy) error {
 	return err
 }
 
-// open opens hooks in one transaction, with all changes of pending. s.mu must be held.
+// open opens hooks in one transaction, with all changes of pending; nil: no changes. Open calls
+// it, and openByKnock if a knock fails. After an error nothing has changed. s.mu must be held.
 func (s *Standby) open(t *table, hooks []Hook, pending *Copy) error {
 	w := &writer{s: s, t: t, next: pending, whole: true, opens: hooks}
 	if pending == nil {
@@ -137,8 +143,9 @@ func (s *Standby) open(t *table, hooks []Hook, pending *Copy) error {
 	return nil
 }
 
-// openByKnock opens hooks without a transaction, or with one if no rule sees the knock. s.mu must
-// be held.
+// openByKnock opens hooks without a transaction, or with one if no rule sees the knock. If both
+// fail, it shuts the hooks that may be open. Open calls it for a table with gates and no
+// pending change. s.mu must be held.
 func (s *Standby) openByKnock(t *table, hooks []Hook) error {
 	hooks = slices.DeleteFunc(slices.Clone(hooks), func(h Hook) bool { return t.held.hooks[h] == nil || t.open[h] })
 	knocked := s.knock(t, hooks)
@@ -154,9 +161,9 @@ func (s *Standby) openByKnock(t *table, hooks []Hook) error {
 	return errors.Join(err, knocked, s.shutOrRemove(t, hooks))
 }
 
-// opened notes that the kernel has opened hooks, after a transaction or a knock. c is the
-// kernel's copy; a hook without a base chain in it stays shut. As long as t.open has hooks, a
-// failed removal of the table closes the socket, so that no hook stays open.
+// opened adds to t.open the hooks that may be open now: after a transaction, a knock, or a try
+// that failed halfway. c is the kernel's copy; a hook without a base chain in it stays shut. As
+// long as t.open has hooks, a failed removal of the table closes the socket.
 func (t *table) opened(hooks []Hook, c *Copy) {
 	for _, h := range hooks {
 		if c.hooks[h] != nil {
@@ -165,8 +172,8 @@ func (t *table) opened(hooks []Hook, c *Copy) {
 	}
 }
 
-// shutOrRemove shuts open hooks, or removes the table, so that no hook stays open. s.mu must be
-// held.
+// shutOrRemove shuts open hooks, or removes the table, so that no hook stays open. Shut calls
+// it, and openByKnock for hooks that it may have opened. s.mu must be held.
 func (s *Standby) shutOrRemove(t *table, hooks []Hook) error {
 	if err := s.shut(t, hooks); err != nil {
 		return errors.Join(err, s.remove(t))
@@ -174,7 +181,8 @@ func (s *Standby) shutOrRemove(t *table, hooks []Hook) error {
 	return nil
 }
 
-// shut shuts open hooks. s.mu must be held.
+// shut shuts open hooks in one transaction: it empties their gates or, without gates, their
+// base chains. shutOrRemove removes the table after an error. s.mu must be held.
 func (s *Standby) shut(t *table, hooks []Hook) error {
 	b := nft.NewBatch()
 	for _, h := range hooks {

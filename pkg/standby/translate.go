@@ -20,11 +20,9 @@ var vital = []string{"KUBE-SERVICES", "KUBE-MARK-MASQ", "KUBE-POSTROUTING"}
 var seed = maphash.MakeSeed()
 
 // Translate makes the copy of a nat table. before is an earlier copy of the same table, or nil.
-// Translate reads only the chains whose version has changed since. All errors wrap ErrUnavailable:
-// the table cannot be copied.
-//
-// The chains to which protected rules of base chains lead are copied, each as a whole or not at
-// all: see Copy.LeftOut.
+// Translate reads only the chains whose version has changed since. All errors wrap
+// ErrUnavailable: the table cannot be copied. Chains to which protected rules of base chains
+// lead are copied, each as a whole or not at all: see Copy.LeftOut.
 func Translate(src Source, before *Copy) (*Copy, error) {
 	t := &translator{src: src, before: before, out: &Copy{ID: src.ID, chains: map[string]*chain{}, hooks: map[Hook]*hook{}}}
 	if before == nil || before.ID != src.ID {
@@ -49,7 +47,8 @@ func Translate(src Source, before *Copy) (*Copy, error) {
 	return t.out, nil
 }
 
-// services gathers the services to which base chains that translate destinations lead.
+// services gathers the services to which base chains that translate destinations lead. If a
+// packet to one of them reaches the copy's base chain, the real rules missed it; see Misses.
 func (t *translator) services() {
 	for _, h := range []Hook{Prerouting, Output} {
 		if base := t.out.hooks[h]; base != nil {
@@ -62,9 +61,9 @@ func (t *translator) services() {
 	t.out.services = slices.Compact(t.out.services)
 }
 
-// vital reports why the copy cannot translate correctly. Chains that postrouting reaches must not
-// be left out either: packets with another destination would be accepted there without
-// masquerading.
+// vital reports why the copy cannot translate correctly; Translate then makes no copy. Chains
+// that postrouting reaches must not be left out either: packets with another destination would
+// be accepted there without masquerading.
 func (t *translator) vital() error {
 	needed := slices.Clone(vital)
 	if h := t.out.hooks[Postrouting]; h != nil {
@@ -92,7 +91,10 @@ type translator struct {
 	out    *Copy
 }
 
-// hook copies a base chain, if it has a protected rule.
+// hook copies a base chain of nat, if it has a protected rule; Translate calls it for each. It
+// copies rules up to the last protected one. An error means that there can be no copy: a
+// protected rule is unknown. A rule of another owner before ours only blocks the hook
+// (hook.blocked).
 func (t *translator) hook(name string, base *nft.Chain) error {
 	if base.Kind != "nat" || !slices.Contains(Hooks(), Hook(base.Hook)) {
 		return nil
@@ -137,7 +139,8 @@ func (t *translator) hook(name string, base *nft.Chain) error {
 }
 
 // others copies another owner's rule before ours, with the chains to which it leads. The copy
-// accepts packets that they would translate, so no rule of ours translates these.
+// accepts packets that they would translate, so no rule of ours translates these. After an
+// error nothing was copied, and hook marks the hook as blocked.
 func (t *translator) others(h *hook, raw nft.Rule) error {
 	read, err := readShadow(t.src.ID.Family, raw)
 	if err != nil {
@@ -154,7 +157,8 @@ func (t *translator) others(h *hook, raw nft.Rule) error {
 	return nil
 }
 
-// shadow copies another owner's chain and the chains to which it leads.
+// shadow copies another owner's chain and the chains to which it leads into made, for others.
+// An error means that a rule cannot be copied, or that a protected chain is reached.
 func (t *translator) shadow(name string, made map[string]*chain) error {
 	if made[name] != nil || t.out.chains[name] != nil {
 		return nil
@@ -178,7 +182,9 @@ func (t *translator) shadow(name string, made map[string]*chain) error {
 	return nil
 }
 
-// ours reports whether a rule of a base chain is protected, even if it cannot be copied.
+// ours reports whether a rule of a base chain is protected, even if it cannot be copied: it
+// leads to a protected chain. hook copies such rules, and compare expects them in the real
+// chain.
 func (t *translator) ours(raw nft.Rule) bool {
 	found := false
 	_ = raw.Each(func(e nft.Expression) error { // an unreadable rule leads nowhere
@@ -189,6 +195,8 @@ func (t *translator) ours(raw nft.Rule) bool {
 	return found
 }
 
+// add appends a rule to the copied chain, with the chains, marks and services that it adds. A
+// rule without effect on packets is left out.
 func (c *chain) add(r reading) {
 	if r.effect == nothing {
 		return
@@ -204,7 +212,9 @@ func (c *chain) add(r reading) {
 	}
 }
 
-// reach copies the chains to which protected rules lead.
+// reach copies the chains to which rules of base chains lead, directly or through others. It
+// also gathers the bits of the mark that they may set. Chains of other owners are copied
+// already.
 func (t *translator) reach() {
 	var next []string
 	for _, h := range t.out.hooks {
@@ -224,6 +234,9 @@ func (t *translator) reach() {
 	}
 }
 
+// chain copies a protected chain as a whole, or leaves it out with a reason; reach calls it. A
+// chain whose version is that of the earlier copy is taken from there, without its rules if the
+// kernel has them already.
 func (t *translator) chain(name string) *chain {
 	src := t.src.Chains[name]
 	if src.LeftOut {
@@ -252,7 +265,8 @@ func (t *translator) chain(name string) *chain {
 	return c
 }
 
-// mayLead returns an error if no copied rule may lead to a chain.
+// mayLead returns an error if no copied rule may lead to a chain. A chain with such a rule is
+// left out; in a base chain, the table cannot be copied.
 func (t *translator) mayLead(to string) error {
 	switch c, exists := t.src.Chains[to]; {
 	case !exists:
@@ -265,8 +279,8 @@ func (t *translator) mayLead(to string) error {
 	return nil
 }
 
-// closeLeftOut gives the chains that are left out their only rule. It is the last step: the bits of
-// the mark that rules may set are known now.
+// closeLeftOut gives the chains that are left out their only rule. It is Translate's last step
+// for chains: the bits of the mark that rules may set are known now.
 func (t *translator) closeLeftOut() {
 	for _, c := range t.out.chains {
 		if c.leftOut != "" {
@@ -275,8 +289,9 @@ func (t *translator) closeLeftOut() {
 	}
 }
 
-// fingerprint returns one number for a rule of the real base chain, without comments and counters.
-// A rule that does nothing to packets, such as a mark of canaryd's own, does not count.
+// fingerprint returns one number for a rule of the real base chain, without comments and
+// counters. Probe compares it with the number at the time of the copy. counts is false for a
+// rule that does nothing to packets, such as a mark of canaryd's own.
 func fingerprint(family tableid.Family, raw nft.Rule) (of uint64, counts bool) {
 	read, err := readRule(family, raw)
 	if err != nil {
@@ -285,6 +300,8 @@ func fingerprint(family tableid.Family, raw nft.Rule) (of uint64, counts bool) {
 	return read.rule.digest(), read.effect != nothing
 }
 
+// digest returns one number for the rule, to compare it with the kernel's rule without keeping
+// both. It is the same only within this process (seed).
 func (r rule) digest() uint64 {
 	var h maphash.Hash
 	h.SetSeed(seed)

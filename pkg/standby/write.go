@@ -29,6 +29,9 @@ type writer struct {
 	took          time.Duration
 }
 
+// write writes the difference in one or more transactions, and opens the hooks in opens.
+// follow, open and fill call it. If next is the kernel's own copy, it only opens hooks. After
+// an error, sent is the number of transactions that the kernel has accepted.
 func (w *writer) write() error {
 	w.b = nft.NewBatch()
 	steps := []func() error{w.newChains, w.newRules, w.hooks, w.services, w.oldChains, w.open}
@@ -49,7 +52,8 @@ func (w *writer) write() error {
 }
 
 // find finds the chains that differ: mostly a few of thousands. The error is ErrOutdated if the
-// copy lacks the rules of such a chain.
+// copy lacks the rules of such a chain, because it was made from an earlier copy. The caller
+// must then translate again.
 func (w *writer) find() error {
 	for name, c := range w.next.chains {
 		if w.same(name, c) {
@@ -76,7 +80,9 @@ func (w *writer) same(name string, c *chain) bool {
 	return was == c || was != nil && slices.Equal(was.digests, c.digests)
 }
 
-// cut ends the transaction if it is large.
+// cut sends the transaction if it is large, and begins another. In an open all is one
+// transaction (whole). pause lets PutPiece return between two transactions of a build; its
+// error ends the write.
 func (w *writer) cut() error {
 	if w.whole || w.b.Bytes() < w.s.cfg.Piece {
 		return nil
@@ -87,7 +93,8 @@ func (w *writer) cut() error {
 	return w.pause()
 }
 
-// flush sends the transaction, if it has content.
+// flush sends the transaction, if it has content, and begins another. w.bytes and w.took are
+// the sums over all of them, for Status.
 func (w *writer) flush() error {
 	if w.b.Messages() < 2 { // the beginning only
 		return nil
@@ -102,6 +109,8 @@ func (w *writer) flush() error {
 	return err
 }
 
+// newChains makes the chains that the kernel lacks, still empty. All are made before any rule,
+// because rules lead to them.
 func (w *writer) newChains() error {
 	for _, name := range w.changed {
 		if w.t.held.chains[name] != nil {
@@ -116,6 +125,8 @@ func (w *writer) newChains() error {
 	return nil
 }
 
+// newRules writes the rules of all new or changed chains. An error is that of a sent
+// transaction, or of pause.
 func (w *writer) newRules() error {
 	for _, name := range w.changed {
 		if err := w.chain(name, w.next.chains[name]); err != nil {
@@ -128,7 +139,9 @@ func (w *writer) newRules() error {
 	return nil
 }
 
-// chain writes the rules of a chain that the kernel lacks, or has with other rules.
+// chain writes the rules of a chain that the kernel lacks, or has with other rules; newRules
+// calls it. With known handles it writes only the rules that differ, else it empties the chain
+// first.
 func (w *writer) chain(name string, c *chain) error {
 	handles := w.t.handles[name]
 	delete(w.t.handles, name)
@@ -151,7 +164,8 @@ func (w *writer) chain(name string, c *chain) error {
 	return nil
 }
 
-// rule writes a rule before the rule with that handle, or at the end if before is 0.
+// rule writes a rule before the rule with the handle before, or at the end if before is 0. Only
+// edit inserts rules.
 func (w *writer) rule(chain string, r rule, before uint64) {
 	flags := netlink.Create
 	if before == 0 {
@@ -168,7 +182,8 @@ func (w *writer) rule(chain string, r rule, before uint64) {
 	w.b.End()
 }
 
-// hooks writes the base chains, and removes the base chains that the copy no longer has.
+// hooks writes the base chains, and removes the base chains that the copy no longer has. A base
+// chain without a gate has rules only while its hook is open. A moved hook is shut.
 func (w *writer) hooks() error {
 	for _, h := range Hooks() {
 		was, is := w.t.held.hooks[h], w.next.hooks[h]
@@ -193,13 +208,16 @@ func (w *writer) hooks() error {
 	return nil
 }
 
+// body appends the copied rules to a base chain. gated calls it behind the gate. Without gates
+// that opens the hook, so only open and a change of an open hook call it.
 func (w *writer) body(h *hook) {
 	for _, r := range h.body.rules {
 		w.rule(h.name, r, 0)
 	}
 }
 
-// gated writes the rules of a base chain with a gate.
+// gated writes the rules of the empty base chain at hook h: the gate, and the copied rules
+// behind it. A rule that logs misses is in front of the gate.
 func (w *writer) gated(h Hook, is *hook) {
 	if group := w.s.cfg.Misses; group != 0 && (h == Prerouting || h == Output) {
 		w.rule(is.name, missed(h, w.t.id.Family, group), 0)
@@ -210,7 +228,8 @@ func (w *writer) gated(h Hook, is *hook) {
 	w.body(is)
 }
 
-// gates writes the sets of all hooks. A later copy may have a hook that this copy lacks.
+// gates writes the sets of all hooks, and the set of services for misses, once for a new table.
+// A later copy may have a hook that this copy lacks.
 func (w *writer) gates() {
 	for i, h := range Hooks() {
 		w.set(setOf(h), uint32(i), gateSet())
@@ -220,7 +239,8 @@ func (w *writer) gates() {
 	}
 }
 
-// set writes a set. Its number n is unique in the transaction.
+// set writes a set; gates calls it. Its number n is unique in the transaction. attrs are all
+// attributes but its names and that number.
 func (w *writer) set(name string, n uint32, attrs []byte) {
 	w.b.Begin(unix.NFT_MSG_NEWSET, netlink.Create|netlink.Excl, w.t.id.Family)
 	w.b.Text(unix.NFTA_SET_TABLE, w.t.name)
@@ -230,7 +250,8 @@ func (w *writer) set(name string, n uint32, attrs []byte) {
 	w.b.End()
 }
 
-// services writes the added and removed services.
+// services writes the added and removed services into the set of services, so that only their
+// packets are logged as misses. Without Config.Misses or without gates there is no such set.
 func (w *writer) services() error {
 	if w.s.cfg.Misses == 0 || !w.t.gated {
 		return nil
@@ -259,7 +280,8 @@ func (w *writer) services() error {
 	return nil
 }
 
-// difference returns the added and removed keys of two sorted lists without duplicates.
+// difference returns the added and removed keys of two sorted lists without duplicates: came is
+// only in is, gone only in was.
 func difference(was, is []key) (came, gone []key) {
 	for len(was) > 0 || len(is) > 0 {
 		switch {
@@ -274,7 +296,8 @@ func difference(was, is []key) (came, gone []key) {
 	return came, gone
 }
 
-// addHook writes a base chain, behind its gate.
+// addHook writes a base chain, one step behind the real one (priority +1). Without a gate it
+// stays empty until the hook is opened.
 func (w *writer) addHook(h Hook, is *hook) {
 	beginChain(w.b, w.t, unix.NFT_MSG_NEWCHAIN, netlink.Create, is.name)
 	w.b.Pair(unix.NFTA_CHAIN_HOOK, uint32(h), uint32(is.priority+1))
@@ -286,7 +309,8 @@ func (w *writer) addHook(h Hook, is *hook) {
 	}
 }
 
-// removeHook removes a base chain. Its gate stays, and is shut.
+// removeHook removes a base chain, which shuts its hook; removed has it for shutRemoved. Its
+// gate stays, and is shut.
 func (w *writer) removeHook(h Hook, was *hook) {
 	w.removed = append(w.removed, h)
 	emptyChain(w.b, w.t, was.name)
@@ -297,8 +321,8 @@ func (w *writer) removeHook(h Hook, was *hook) {
 	}
 }
 
-// oldChains removes the chains that the copy no longer has. It empties all of them first, because
-// they may lead to each other.
+// oldChains removes the chains that the copy no longer has. No written rule leads to them any
+// more. It empties all of them first, because they may lead to each other.
 func (w *writer) oldChains() error {
 	for _, name := range w.gone {
 		delete(w.t.handles, name)
@@ -311,7 +335,8 @@ func (w *writer) oldChains() error {
 	return nil
 }
 
-// open opens the wanted hooks that are not open yet.
+// open opens the wanted hooks that are not open yet: it adds the gate's element or, without
+// gates, the rules. A hook that the copy lacks is left out. It always returns nil.
 func (w *writer) open() error {
 	for _, h := range w.opens {
 		is := w.next.hooks[h]
@@ -326,13 +351,16 @@ func (w *writer) open() error {
 	return nil
 }
 
+// beginChain begins a message about a chain, to make or delete it. The caller adds attributes
+// and ends the message.
 func beginChain(b *nft.Batch, t *table, message uint16, flags netlink.HeaderFlags, name string) {
 	b.Begin(message, flags, t.id.Family)
 	b.Text(unix.NFTA_CHAIN_TABLE, t.name)
 	b.Text(unix.NFTA_CHAIN_NAME, name)
 }
 
-// emptyChain removes all rules of a chain.
+// emptyChain removes all rules of a chain. The chain itself stays, so rules may still lead to
+// it.
 func emptyChain(b *nft.Batch, t *table, name string) {
 	b.Begin(unix.NFT_MSG_DELRULE, 0, t.id.Family)
 	b.Text(unix.NFTA_RULE_TABLE, t.name)

@@ -37,8 +37,9 @@ type span struct {
 	hasAddress, hasPorts bool
 }
 
-// readSpan reads the range of an x_tables target. layout is the revision for DNAT and SNAT, and 0
-// for others.
+// readSpan reads the range of an x_tables target. layout is the revision for DNAT and SNAT, and
+// 0 for others. An error means that the range has no native form, or is damaged; the chain is
+// then left out of the copy.
 func readSpan(family tableid.Family, layout uint32, info []byte) (span, error) {
 	var s span
 	switch {
@@ -70,8 +71,9 @@ func readSpan(family tableid.Family, layout uint32, info []byte) (span, error) {
 	return s, nil
 }
 
-// ports loads the range's ports into registers, and names these in a nat expression's attributes.
-// lowest and highest are the attributes for the ports, which differ by expression.
+// ports loads the range's ports into registers, and names these in a nat expression's
+// attributes. It returns list and attrs with the additions, or unchanged if the range has no
+// ports. lowest and highest are the attributes for the ports, which differ by expression.
 func (s span) ports(list, attrs []byte, lowest, highest uint16) (newList, newAttrs []byte) {
 	if !s.hasPorts {
 		return list, attrs
@@ -85,9 +87,9 @@ func (s span) ports(list, attrs []byte, lowest, highest uint16) (newList, newAtt
 	return list, attrs
 }
 
-// withFlags adds the flags that say how the kernel chooses, and that it maps ports. The ports of
-// masq do not imply the latter. The flags of redir replace the flags that its ports have set
-// (nft_masq_init and nft_redir_init, Linux 6.18).
+// withFlags adds the flags that say how the kernel chooses, and that it maps ports, as the
+// attribute kind. The ports of masq do not imply the latter. The flags of redir replace the
+// flags that its ports have set (nft_masq_init and nft_redir_init, Linux 6.18).
 func (s span) withFlags(attrs []byte, kind uint16) []byte {
 	if flags := s.flags & (choosing | mapPorts); flags != 0 {
 		return number(attrs, kind, flags)
@@ -95,6 +97,8 @@ func (s span) withFlags(attrs []byte, kind uint16) []byte {
 	return attrs
 }
 
+// nat appends the native form of DNAT or SNAT to the expressions in list; translateTarget calls
+// it. kind is NFT_NAT_DNAT or NFT_NAT_SNAT.
 func (s span) nat(list []byte, family tableid.Family, kind uint32) []byte {
 	attrs := number(number(nil, unix.NFTA_NAT_TYPE, kind), unix.NFTA_NAT_FAMILY, uint32(family))
 	if s.hasAddress {
@@ -109,8 +113,9 @@ func (s span) nat(list []byte, family tableid.Family, kind uint32) []byte {
 	return expression(list, "nat", s.withFlags(attrs, unix.NFTA_NAT_FLAGS))
 }
 
-// translateTarget appends the native form of an x_tables target, and returns the bits of the mark
-// that it may set.
+// translateTarget appends the native form of an x_tables target to the expressions in list, for
+// reader.target. marks are the bits of the mark that it may set. An error means that the copy
+// cannot have the target, so its chain is left out.
 func translateTarget(list []byte, family tableid.Family, e nft.Expression) (out []byte, marks uint32, err error) {
 	name := nft.String(nft.AttrPath(e.Data, unix.NFTA_TARGET_NAME))
 	revision := nft.AttrNumber(e.Data, unix.NFTA_TARGET_REV)
