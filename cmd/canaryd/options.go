@@ -72,7 +72,7 @@ func runFlags() []string {
 	}
 }
 
-// allFlags returns the flags of all commands, which fill o.
+// allFlags returns the flags of all commands, which fill o. flagSet picks those of one command.
 func (o *options) allFlags() *pflag.FlagSet {
 	all := pflag.NewFlagSet("canaryd", pflag.ContinueOnError)
 	all.StringSliceVar(&o.source, "source", []string{"snapshot"}, "snapshot (of the kernel), manifest")
@@ -126,7 +126,8 @@ func (o *options) allFlags() *pflag.FlagSet {
 	return all
 }
 
-// flagSet returns cmd's flags and klog's. Of klog's, help shows only the verbosity.
+// flagSet returns cmd's flags and klog's, for parsing, completions and the manual. Of klog's,
+// help shows only the verbosity.
 func (o *options) flagSet(cmd command) *pflag.FlagSet {
 	all := o.allFlags()
 	if cmd.name == "check" {
@@ -172,7 +173,8 @@ func klogOwns(flags *pflag.FlagSet) (name string) {
 	return name
 }
 
-// logger returns the logger that the flags choose, and also gives it to klog.
+// logger returns the logger that the flags choose, and also gives it to klog. to is the
+// program's log; klog writes the lines itself if one of its own flags is set.
 func (o *options) logger(flags *pflag.FlagSet, to *lineWriter) klog.Logger {
 	if klogOwns(flags) != "" {
 		return klogLogger()
@@ -182,8 +184,8 @@ func (o *options) logger(flags *pflag.FlagSet, to *lineWriter) klog.Logger {
 	return log
 }
 
-// flagValues returns the possible values of a command's flags, by flag. --protect also takes
-// globs.
+// flagValues returns the possible values of a command's flags, by flag. complete checks against
+// them, and completions offer them. --protect also takes globs.
 func flagValues(cmd command) map[string][]string {
 	values := map[string][]string{
 		"source":            {"snapshot", "manifest"},
@@ -303,6 +305,7 @@ func (o *options) checkSources() error {
 	}
 }
 
+// oneOf returns the error of a flag whose value is none of the allowed ones; nil if it is one.
 func oneOf(name, value string, allowed ...string) error {
 	if slices.Contains(allowed, value) {
 		return nil
@@ -310,6 +313,7 @@ func oneOf(name, value string, allowed ...string) error {
 	return fmt.Errorf("--%s is %q: want %s", name, value, strings.Join(allowed, " or "))
 }
 
+// atLeast returns the error of a flag with a time that is too short; nil if it is long enough.
 func atLeast(name string, value, least time.Duration) error {
 	if value >= least {
 		return nil
@@ -324,6 +328,8 @@ func atMost(name string, value, most time.Duration) error {
 	return fmt.Errorf("--%s is %s: want at most %s", name, value, most)
 }
 
+// kernelConfig returns the configuration with which a command opens iptables. Without files
+// that declare rules, only chains that --protect names are kept in memory.
 func (o *options) kernelConfig() iptables.Config {
 	c := iptables.Config{
 		Families: o.families, Canary: o.canaryChain, LockFile: o.lockFile, LockWait: o.lockWait,

@@ -29,8 +29,8 @@ func show(w io.Writer, output string, value any, write func(io.Writer)) error {
 	return err
 }
 
-// printVerdicts prints the result of check: the verdicts and, if they do not suffice, the
-// headline.
+// printVerdicts prints the result of check in the format of -o (output): the verdicts. It adds
+// the headline if rules are in quarantine, stored files are unreadable, or there is a warning.
 func printVerdicts(w io.Writer, output string, s api.Status) error {
 	s.Native = s.NativeRows()
 	all := struct {
@@ -116,6 +116,8 @@ func writeStatus(w io.Writer, s api.Status) {
 	writeNativeStored(w, s)
 }
 
+// healthText returns the first line of status and check, in the colour of the health if w is a
+// terminal.
 func healthText(w io.Writer, s api.Status) string {
 	h, c := s.Health(), green
 	switch {
@@ -127,6 +129,8 @@ func healthText(w io.Writer, s api.Status) string {
 	return paint(w, c, plain(oneLine(h.String())))
 }
 
+// replaysText says that replays are paused, by whom and why, or that a process keeps undoing
+// them; "" in normal operation.
 func replaysText(s api.Status) string {
 	text := ""
 	if s.Paused {
@@ -243,6 +247,8 @@ func refusedText(list []api.Refused) string {
 	return text.String()
 }
 
+// sourceErrorsText names each broken source or document, and the rules that are in force in its
+// place; "" if all can be used.
 func sourceErrorsText(list []api.SourceError) string {
 	var text strings.Builder
 	for _, e := range list {
@@ -269,6 +275,8 @@ func ownerlessText(o *api.OwnerlessRules) string {
 	return lines
 }
 
+// decisionText names the two commands between which the operator has to decide after a loss
+// that canaryd does not put back by itself. d is nil if none is needed.
 func decisionText(d *api.Decision) string {
 	if d == nil {
 		return ""
@@ -343,6 +351,7 @@ func writeStored(w io.Writer, s api.Status) {
 	}
 }
 
+// numberText returns a count of a stored generation; "?" for nil.
 func numberText(n *int) string {
 	if n == nil {
 		return "?" // an older canaryd stored it
@@ -364,6 +373,7 @@ func madeText(made reload.Made, foreign string) string {
 	return text
 }
 
+// scope names the families, tables and native tables of a flush, for the column TABLES.
 func scope(f api.Flush) string {
 	families, tables, native := f.Where()
 	words := slices.Concat(families, tables)

@@ -6,7 +6,6 @@
 // record. [Inquiry.Answer] names the processes that caused one table's loss, a [Charge].
 // [Purges] remembers the processes that delete rules one by one, and the rules that such a
 // [Purge] deleted before it reached the marks.
-// reached the marks.
 //
 // Missing evidence is no error: the answer is nil, or says that messages were missed. The values
 // belong to the loop's goroutine.
