@@ -328,8 +328,8 @@ func atMost(name string, value, most time.Duration) error {
 	return fmt.Errorf("--%s is %s: want at most %s", name, value, most)
 }
 
-// kernelConfig returns the configuration with which a command opens iptables. Without files
-// that declare rules, only chains that --protect names are kept in memory.
+// kernelConfig returns the configuration with which a command opens iptables. Above --max-rules
+// the chains that --protect names are left out last.
 func (o *options) kernelConfig() iptables.Config {
 	c := iptables.Config{
 		Families: o.families, Canary: o.canaryChain, LockFile: o.lockFile, LockWait: o.lockWait,

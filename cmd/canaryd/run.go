@@ -63,6 +63,9 @@ func runDaemon(ctx context.Context, o *options, _ streams) (int, error) {
 	return exitOK, cmp.Or(serve(ctx, o, kernel, store), kernel.Close())
 }
 
+// open opens the kernel and the store of the state folder, for the daemon and for commands
+// without one. writes means that the caller may write: then the kernel may try rules. An error
+// closes the kernel.
 func open(ctx context.Context, o *options, writes bool) (*iptables.Kernel, *reload.Store, error) {
 	cfg := o.kernelConfig()
 	cfg.Before, cfg.Trials = o.lastBackend(ctx), writes
@@ -102,7 +105,8 @@ func (o *options) lastBackend(ctx context.Context) iptables.Backend {
 	return last
 }
 
-// serve runs the loop, its watchers and its faces, and waits for them to end.
+// serve runs the loop, its watchers and its faces (socket, HTTP), and waits for them to end.
+// runDaemon calls it, and closes the kernel afterwards.
 func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *reload.Store) error {
 	log := klog.FromContext(ctx)
 	saveMemory()
@@ -199,7 +203,8 @@ func (o *options) attachments() pods.Attachments {
 	return cniresults.New(o.cniResults)
 }
 
-// elsewhere opens the backend that is not guarded, for reading only.
+// elsewhere opens the backend that is not guarded, for reading only: the loop looks there for
+// rules that moved. The function closes it.
 func (o *options) elsewhere(ctx context.Context, backend iptables.Backend) (daemon.Reader, func(), error) {
 	cfg := o.kernelConfig()
 	cfg.Backend, cfg.Replay = backend, iptables.ReplayAuto
@@ -263,7 +268,8 @@ func freeMemory() {
 	debug.FreeOSMemory()
 }
 
-// startWatcher starts the watchers that the guarded tables need.
+// startWatcher starts the watchers that the guarded tables need. On legacy, native tables that
+// are guarded later need the kernel's commits, too (watchLate).
 func startWatcher(ctx context.Context, group *errgroup.Group, all watch.Watchers, backend iptables.Backend, guarded nativeGuard) {
 	signs := signsOf(backend)
 	ctx = klog.NewContext(ctx, severity.Warnings(klog.FromContext(ctx))) // until a watch works again, canaryd polls

@@ -271,8 +271,8 @@ func writeFirst(w io.Writer, heading []string, rows [][]string) {
 	}
 }
 
-// chainRows returns the lines for chains, at most one for each table, owner and word: it names
-// the first chain, counts the others, and adds up their rules.
+// chainRows returns the lines for chains, at most one for each table, owner and word. A line
+// names the first chain, counts the others, and adds up their rules.
 func chainRows(list []foundChain) (rows [][]string) {
 	type group struct {
 		first  foundChain

@@ -98,6 +98,7 @@ Exit code: 0, 2 an answer is missing, or trouble.
 `
 )
 
+// main runs one command line until it ends, or until SIGINT or SIGTERM ends ctx.
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	to := streams{
@@ -150,6 +151,7 @@ func run(ctx context.Context, args []string, to streams) int {
 
 const helpWidth = 100
 
+// helpAll prints the help of the program: all commands, the exit codes and the common flags.
 func helpAll(w io.Writer) {
 	fmt.Fprint(w, about)
 	for _, c := range commands() {

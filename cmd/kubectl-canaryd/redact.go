@@ -36,7 +36,8 @@ func init() {
 	}
 }
 
-// shown returns a harmless value, and instead for any other.
+// shown returns a value if its key is harmless and the value has the key's form, and instead
+// for any other. Unknown keys of a log are thus redacted.
 func shown(key, value, instead string) string {
 	if is := harmless[key]; is != nil && is.MatchString(value) {
 		return value
@@ -44,8 +45,9 @@ func shown(key, value, instead string) string {
 	return instead
 }
 
-// redactLog returns a log without rules, comments, addresses and command lines. Unknown lines
-// are only counted, because another program may have written them.
+// redactLog returns a log for the archive without rules, comments, addresses and command lines.
+// Unknown lines are only counted, because another program may have written them. With
+// unredacted all lines stay.
 func redactLog(log []byte, unredacted bool) []byte {
 	var b bytes.Buffer
 	foreign := 0
@@ -89,7 +91,8 @@ func redactLine(line string) (string, bool) {
 	return known, known != ""
 }
 
-// redactValues redacts a message in quotes, and the keys with values after it.
+// redactValues redacts a message in quotes, and the keys with values after it. If it cannot
+// split the text, the rest is redacted.
 func redactValues(text string) string {
 	message, rest, ok := quoted(text)
 	if !ok {
@@ -110,7 +113,8 @@ func redactValues(text string) string {
 
 var keys = regexp.MustCompile(`^ ([A-Za-z][A-Za-z0-9]{0,39})=`)
 
-// pair takes a key and its value off the text: a string in quotes, JSON, or a word.
+// pair takes a key and its value off the text: a string in quotes, JSON, or a word. ok is false
+// if the text does not begin with a pair.
 func pair(text string) (key, value, rest string, ok bool) {
 	m := keys.FindStringSubmatch(text)
 	if m == nil {
@@ -147,7 +151,8 @@ func quoted(text string) (value, rest string, ok bool) {
 	return value, text[len(value):], true
 }
 
-// redactJSON redacts a line of JSON: of a flush, or of the log.
+// redactJSON redacts a line of JSON: of a flush, or of the log; false if it is neither, and is
+// left out.
 func redactJSON(line []byte) (string, bool) {
 	if !utf8.Valid(line) || tooLarge(line) {
 		return "", false
@@ -200,7 +205,8 @@ var quad = regexp.MustCompile(`[0-9]{1,3}(\.[0-9]{1,3}){3}`)
 
 const address = "(address)"
 
-// withoutAddresses returns text without IP addresses and URLs.
+// withoutAddresses returns text without IP addresses and URLs: the last step before a file
+// enters the archive, for words that no other step knew.
 func withoutAddresses(text []byte) []byte {
 	return maybeAddress.ReplaceAllFunc(text, func(found []byte) []byte {
 		word := string(found)

@@ -294,7 +294,7 @@ func (e SourceError) Line() string {
 }
 
 // BrokenSource returns why the declared rules are not those of the files; nil if they are. The
-// node then counts as refused, and the error is its headline.
+// node then counts as refused, and Health and the page give this reason.
 func (s Status) BrokenSource() error {
 	for _, e := range s.SourceErrors {
 		if e.unusable() {

@@ -80,7 +80,8 @@ type RestoreReply struct {
 	Native []NativeRestored `json:"native,omitempty"`
 }
 
-// Proved reports whether every family and native table is proved to be in force.
+// Proved reports whether every family and native table is proved to be in force; false for an
+// empty reply. canaryd restore then exits with 0.
 func (r RestoreReply) Proved() bool {
 	for _, outcome := range r.Outcomes {
 		if !outcome.Done() {
@@ -223,7 +224,8 @@ type Counts struct {
 	Elements int `json:"elements,omitempty"`
 }
 
-// Agreement returns the agreement to exactly the removals of a preview.
+// Agreement returns the agreement to exactly the removals of a preview. The next request
+// carries it, and the daemon refuses other removals.
 func (r RestoreReply) Agreement() reload.Agreement {
 	a := reload.Agreement{}
 	for _, c := range r.Changes {

@@ -83,8 +83,9 @@ type file struct {
 // New returns a Folder that has not been read yet.
 func New(path string) *Folder { return &Folder{path: path} }
 
-// Read returns the present content of the folder. If nothing has changed, that takes one system
-// call. The error says why the content is unknown; a missing folder is an error, too.
+// Read returns the present content of the folder for pods.Watch. If nothing has changed, that
+// takes one system call. The error says why the content is unknown; a missing folder is an
+// error, too.
 func (d *Folder) Read() (Reading, error) {
 	info, err := os.Stat(d.path)
 	if err != nil {
@@ -182,6 +183,8 @@ type cached struct {
 // errForeign means that libcni would not write this content under that name.
 var errForeign = errors.New("not a file of libcni")
 
+// parse returns the attachment and the pod of a file of libcni's. A file with another format,
+// or another name than its content gives, is an error: its pod stays unknown.
 func parse(name string, text []byte) (protect.Attachment, Pod, error) {
 	var c cached
 	if err := json.Unmarshal(text, &c); err != nil {
@@ -213,7 +216,8 @@ func parse(name string, text []byte) (protect.Attachment, Pod, error) {
 	return protect.Attachment{Network: c.NetworkName, Container: c.ContainerID}, pod, nil
 }
 
-// endsWithPod reports whether a network's configuration has cniVersion 0.4.0 or later.
+// endsWithPod reports whether a network's configuration has cniVersion 0.4.0 or later. Pods of
+// older ones (Pod.Ends false) do not count as alive because of their file.
 func endsWithPod(config []byte) bool {
 	var c struct {
 		CNIVersion string `json:"cniVersion"`

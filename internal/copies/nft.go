@@ -171,8 +171,9 @@ func (s *OnNFT) prepare(ctx context.Context, want Want) error {
 	return err
 }
 
-// orReleased releases a copy after an error, and adds the error of releasing. prepare and write
-// call it, because a copy that cannot follow its table must not open later.
+// orReleased releases a copy after an error, and adds the error of releasing; nil stays nil.
+// prepare and write call it, so that no outdated copy can open and the next Follow builds it
+// again.
 func (s *OnNFT) orReleased(id tableid.TableID, err error) error {
 	if err != nil {
 		return errors.Join(err, s.Release(id))

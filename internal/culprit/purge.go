@@ -70,7 +70,8 @@ func (p *Purges) BackIs(flushed flushes.Verdicts, at time.Time) { p.flushed, p.b
 // WroteAt notes a deletion.
 func (p *Purge) WroteAt(at time.Time) { p.last = at }
 
-// Current returns the present purge; nil if there is none.
+// Current returns the present purge; nil if there is none. It ends a purge that has written
+// nothing for purgeQuiet.
 func (p *Purges) Current(now time.Time) *Purge {
 	if p.open != nil && now.Sub(p.open.last) > purgeQuiet {
 		p.open = nil
@@ -109,8 +110,9 @@ func (p *Purges) Note(q Inquiry, removal reload.Removal, during Span, now time.T
 	return mayPurge, again
 }
 
-// Notice finds the processes that deleted marks by name, and returns the commands that reveal
-// new ones.
+// Notice finds the processes that deleted marks by name within the bounds of a loss, and begins
+// a purge by them. byName: a probe showed such a deletion (DeletedByName). It returns the
+// commands that reveal new ones.
 func (p *Purges) Notice(q Inquiry, b Bounds, byName bool, marks canary.Marks, now time.Time) (fresh []watch.Writer) {
 	open := p.Current(now)
 	for _, w := range q.purgers(b, byName, marks) {
@@ -131,7 +133,8 @@ func (p *Purges) Notice(q Inquiry, b Bounds, byName bool, marks canary.Marks, no
 func (p *Purges) MayRecall(now time.Time) bool { return p.Current(now) != nil && len(p.removals) > 0 }
 
 // Recall puts rules back into the learned generation if the purge removed them and the removal
-// was learned. from are the tables of these rules, in no order.
+// was learned; a purge must be present. piecewise names chains that owners change rule by rule.
+// from are the tables of these rules, in no order.
 func (p *Purges) Recall(q Inquiry, learned reload.Learned, piecewise func(chain string) bool, now time.Time) (next reload.Learned, from []rules.TableID) {
 	p.forget(now)
 	lists, rest := map[rules.TableID][]removed{}, []removed(nil)

@@ -138,7 +138,7 @@ func (j *Journal) Run(report func(error)) {
 	}
 }
 
-// drain adds the entries that have arrived meanwhile.
+// drain adds the entries that have arrived meanwhile, so that Run writes them together.
 func (j *Journal) drain(waiting []Entry) []Entry {
 	for {
 		select {
@@ -171,7 +171,8 @@ func (e Entry) merge(next Entry) Entry {
 	return next
 }
 
-// find searches the files and the entries that are not written yet.
+// find searches the files and the entries that are not written yet (waiting), for Find in Run's
+// goroutine. A file that cannot be read is an error only if the entry is not found.
 func (j *Journal) find(id string, waiting []Entry) (Entry, error) {
 	var found Entry
 	collect := func(e Entry) {

@@ -24,6 +24,8 @@ type Kernel interface {
 // Tries bounds how many times a repair is planned again because another process wrote.
 const Tries = 5
 
+// Lost reports whether a verdict means that content of a native table is missing or does not
+// work; "" is no verdict yet.
 func Lost(v native.Verdict) bool {
 	switch v {
 	case "", native.Intact, native.Changed:
@@ -43,7 +45,8 @@ var ErrOwnerWrote = errors.New("another process wrote after the write")
 // errPartsLeft means that the kernel refused parts of a table, and the rest is in force.
 var errPartsLeft = errors.New("could not be put back and is in quarantine")
 
-// PartsLeft is errPartsLeft with the first part; nil if there are none.
+// PartsLeft is errPartsLeft with the first part; nil if there are none. A restore that leaves
+// parts in quarantine is partial, and this is its detail.
 func PartsLeft(held []native.Held) error {
 	if len(held) == 0 {
 		return nil
@@ -94,6 +97,8 @@ type Write struct {
 }
 
 // writeAndProve writes repairs under the genid of a read, and proves them by another read.
+// w.err says why not all are proved. If another process wrote since the read, the kernel
+// refuses the write (Write.stale).
 func writeAndProve(kernel Kernel, genid uint32, repairs []native.Repair) (w Write) {
 	if w.left, w.err = kernel.Write(genid, repairs, nil); w.err != nil {
 		return w

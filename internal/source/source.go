@@ -90,7 +90,7 @@ func (d Declared) Origin(f rules.Family, t rules.TableName, chain string, r rule
 }
 
 // combine returns the common declaration of the parts, as if they were loaded one after the
-// other. If two parts claim one chain, the error names both.
+// other. If two parts claim one chain, the error names both: only one source may write a chain.
 func combine(parts ...Declared) (Declared, error) {
 	all := Declared{Generation: rules.Generation{}}
 	for _, p := range parts {
@@ -125,6 +125,8 @@ func claimed(d, by Declared) error {
 	return errors.Join(conflicts...)
 }
 
+// where returns the place in the files at which a chain is declared; "" if it is not known.
+// Error messages name it.
 func (d Declared) where(f rules.Family, t rules.TableName, chain string) string {
 	for _, o := range d.owners {
 		if o.claims(chain) {
@@ -157,6 +159,7 @@ func oneLine(err error) string {
 	return strings.Join(all, "; ") + more
 }
 
+// flatten returns the errors that err joins, also within each other, each in one line.
 func flatten(err error) []string {
 	joined, ok := err.(interface{ Unwrap() []error })
 	if !ok {
