@@ -40,7 +40,8 @@ func (a Accepted) SamePlace(o Accepted) bool {
 	return a.Family == o.Family && a.Table == o.Table && a.Chain == o.Chain && a.Rule == o.Rule && a.Set == o.Set
 }
 
-// ByText names the process in a few words.
+// ByText names the process in a few words, for the log and status; "unknown" if it is not
+// known.
 func (a Accepted) ByText() string {
 	if a.By == nil {
 		return "unknown"

@@ -330,8 +330,8 @@ func CulpritOf(w watch.Writer) Culprit {
 		ContainerID: o.Container.ID, ContainerName: o.Container.Name, PodUID: o.Container.Pod}
 }
 
-// In names the container that the process ran in, or else its unit, in a word or two, for a
-// cell of kubectl canaryd flushes; "" if both are unknown.
+// In names the container that the process ran in, or else its unit, in a word or two; "" if
+// both are unknown. kubectl canaryd flushes has a cell for it.
 func (c Culprit) In() string {
 	switch {
 	case c.ContainerName != "":

@@ -270,8 +270,8 @@ func nativeParts(n int) string {
 	return fmt.Sprintf("%d parts of native tables", n)
 }
 
-// unknownText says why the node's state is unknown: the error of native tables if no other
-// table is unknown, else the first unknown table; "" if there is none. all is s.Tally().
+// unknownText says why the node's state is unknown; "" if it is not. It is the error of native
+// tables if no other table is unknown, else the first unknown table. all is s.Tally().
 func (s Status) unknownText(all Tally) string {
 	switch {
 	case s.NativeError != "" && !slices.ContainsFunc(all.Unknown, func(t TableVerdict) bool { return !t.Native }):

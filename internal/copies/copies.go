@@ -123,7 +123,7 @@ func (g Answer) Less() string {
 	return ", but its copy is out of date"
 }
 
-// Fields returns fields of a log line, with the reason for the remark of Less.
+// Fields returns fields of a log line about an opening, with the reason for the remark of Less.
 func (g Answer) Fields(fields ...any) []any {
 	if g.Outdated == nil {
 		return fields

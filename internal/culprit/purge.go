@@ -133,8 +133,8 @@ func (p *Purges) Notice(q Inquiry, b Bounds, byName bool, marks canary.Marks, no
 func (p *Purges) MayRecall(now time.Time) bool { return p.Current(now) != nil && len(p.removals) > 0 }
 
 // Recall puts rules back into the learned generation if the purge removed them and the removal
-// was learned; a purge must be present. piecewise names chains that owners change rule by rule.
-// from are the tables of these rules, in no order.
+// was learned; a purge must be present. piecewise names chains to which many owners write rules
+// of their own. from are the tables of the rules put back, in no order.
 func (p *Purges) Recall(q Inquiry, learned reload.Learned, piecewise func(chain string) bool, now time.Time) (next reload.Learned, from []rules.TableID) {
 	p.forget(now)
 	lists, rest := map[rules.TableID][]removed{}, []removed(nil)

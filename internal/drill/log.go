@@ -19,7 +19,8 @@ type teeSink struct {
 	drill *Drill
 }
 
-// Tee returns log with its lines kept for the drill's reply.
+// Tee returns log with its lines kept for the drill's reply: the daemon logs the drill's loss
+// with it (flushLog).
 func (x *Drill) Tee(log klog.Logger) klog.Logger {
 	sink := log.GetSink()
 	if deeper, ok := sink.(interface{ WithCallDepth(int) klog.LogSink }); ok {
@@ -57,7 +58,8 @@ func (s teeSink) WithName(name string) klog.LogSink {
 	return teeSink{s.LogSink.WithName(name), s.drill}
 }
 
-// keep adds a line in the log's form, without its time and place.
+// keep adds a line in the log's form, without its time and place, to the reply; beyond logLines
+// none.
 func (x *Drill) keep(message string, values []any) {
 	if len(x.Reply.Log) >= logLines {
 		return

@@ -58,9 +58,10 @@ func PartsLeft(held []native.Held) error {
 	return fmt.Errorf("%s%s %w: %s", held[0].Text, more, errPartsLeft, held[0].Why)
 }
 
-// AskedRemedy returns the remedy when an operator requests a table. It also covers a table that
-// was deleted alone, or that only the flag dormant disables. And it covers the loss of a part
-// in a commit that canaryd missed.
+// AskedRemedy returns the remedy when an operator requests a table; NoRemedy if nothing can or
+// need be done. It also covers a table that was deleted alone, or that only the flag dormant
+// disables. And it covers the loss of a part in a commit that canaryd missed. now is the
+// present table, nil without one.
 func AskedRemedy(f native.Finding, now *native.Table) native.Remedy {
 	switch {
 	case f.Remedy != native.NoRemedy:
@@ -150,7 +151,8 @@ func Outcome(t *native.Table, outcome api.Outcome, err error) api.NativeRestored
 	return row
 }
 
-// Outcomes returns the entries for tables to put back, and for tables that cannot be put back.
+// Outcomes returns the entries of a reply for tables to put back, and for tables that cannot be
+// put back (left). These have failed, because their owner's content is newer.
 func Outcomes(repairs []native.Repair, left []*native.Table) []api.NativeRestored {
 	var rows []api.NativeRestored
 	for _, repair := range repairs {

@@ -199,8 +199,8 @@ func undoing(r api.RestoreReply) string {
 	return fmt.Sprintf("`canaryd restore --generation %s --yes` brings the rules back that `canaryd restore --generation %s` took away", r.Undo, r.Generation)
 }
 
-// LogRemoval logs the removals of a replay on request, if there are any, with the command's way
-// back. record gives the ID of the flush record.
+// LogRemoval logs the removals of a replay on request, if there are any, with the generation
+// that undoes them. record gives the ID of the flush record.
 func LogRemoval(ctx context.Context, reply api.RestoreReply, record api.Flush) {
 	var where []string
 	for _, c := range reply.Changes {

@@ -80,7 +80,8 @@ func (s *session) pace() time.Duration {
 	}
 }
 
-// step sends the news.
+// step sends the news to the service manager: that canaryd is ready, a changed status line, and
+// the sign of life for the watchdog. Without news it sends nothing.
 func (s *session) step() {
 	var words []string
 	status := s.Status()
@@ -111,6 +112,7 @@ func oneLine(text string) string {
 	}, text)
 }
 
+// send sends a message of these words, and logs the first failure.
 func (s *session) send(words ...string) {
 	if err := s.Send(strings.Join(words, "\n")); err != nil && !s.failed {
 		s.failed = true

@@ -38,7 +38,8 @@ const (
 // list. A slow reader gets only the newest.
 func (w *Watcher) Problems() <-chan []Problem { return w.problems }
 
-// report sends the problems of all sources if they changed.
+// report sends the problems of all sources to Problems if they changed; an empty list means
+// that all are over.
 func (w *Watcher) report() {
 	var now []Problem
 	for _, s := range w.states {

@@ -82,7 +82,7 @@ func absentText(f api.Flush, now time.Time) string {
 }
 
 // outcomeClass returns the CSS class of an outcome: good if the rules are proved to be back,
-// warn after a race, dull if there was nothing to put back, else bad.
+// warn after a race. It is dull if there was nothing to put back, and else bad.
 func outcomeClass(o api.Outcome) string {
 	switch o {
 	case reload.Proved, api.Drilled:

@@ -58,6 +58,8 @@ func warningsOf(s api.Status, now time.Time) []pageWarning {
 	return list
 }
 
+// quarantineWarning returns a warning about iptables' rules that cannot be put back, with their
+// chains; none if there are none.
 func quarantineWarning(s api.Status) []pageWarning {
 	n := len(s.Quarantined)
 	if n == 0 {
@@ -80,6 +82,8 @@ func quarantineWarning(s api.Status) []pageWarning {
 	return []pageWarning{w}
 }
 
+// leftOutWarning returns a warning about chains above --max-rules, which are not guarded; none
+// if there are none.
 func leftOutWarning(s api.Status) []pageWarning {
 	n := len(s.LeftOut)
 	if n == 0 {
