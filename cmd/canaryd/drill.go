@@ -55,7 +55,8 @@ func runDrill(ctx context.Context, o *options, to streams) (int, error) {
 const aboutForReal = `This removes the protected jumps of nat PREROUTING, in each family. Until they are back, usually
 for less than a second, new connections to services fail, and it counts as a flush. Go on?`
 
-// drillText returns a drill for people: its result, the timeline, the log and the alert.
+// drillText returns a drill for people: its result, the timeline, the log and the alert; "" for
+// a refused drill, which the error explains.
 func drillText(w io.Writer, r api.DrillReply) string {
 	var b strings.Builder
 	switch r.Result {

@@ -145,7 +145,8 @@ func noticedText(f api.Flush) string {
 	return span(noticed.Seconds())
 }
 
-// absentFully says when the rules were written, and how long they were missing.
+// absentFully says when the rules were written, and how long they were missing, "at most" if
+// only a bound is known.
 func absentFully(f api.Flush) string {
 	switch {
 	case f.Open():
@@ -163,7 +164,8 @@ func absentFully(f api.Flush) string {
 	return absent
 }
 
-// byFully names the processes that removed something, each with its ancestors and command line.
+// byFully names the processes that removed something, each with its ancestors and command line,
+// for a flush in full. Unknown or missed processes are said to be so.
 func byFully(f api.Flush) string {
 	if f.Drill != "" {
 		return "by canaryd drill, on request\n"

@@ -30,7 +30,7 @@ func generatorFlags() []string {
 	}
 }
 
-// addTo adds these flags to flags, with kube-proxy's defaults.
+// addTo adds kube-proxy's flags to flags, with kube-proxy's defaults. They fill the generator.
 func (g *generator) addTo(flags *pflag.FlagSet) {
 	g.kube = kube.DefaultOptions()
 	k := &g.kube

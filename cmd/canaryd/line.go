@@ -38,7 +38,7 @@ func lineOf(s api.Status) string {
 	return line
 }
 
-// names returns the names of tables, on request with their verdicts.
+// names returns the names of tables for check's line, if verdicts is true with their verdicts.
 func names(list []api.TableVerdict, verdicts bool) []string {
 	var words []string
 	for _, t := range list {

@@ -257,6 +257,7 @@ func (s lineSink) WithValues(values ...any) klog.LogSink {
 	return s
 }
 
+// WithName returns the sink with one more name, which its lines show; klog calls it.
 func (s lineSink) WithName(name string) klog.LogSink {
 	if s.name != "" {
 		name = s.name + "." + name
@@ -265,6 +266,8 @@ func (s lineSink) WithName(name string) klog.LogSink {
 	return s
 }
 
+// WithCallDepth returns the sink for a caller that is depth calls further away, whose file and
+// line the lines name.
 func (s lineSink) WithCallDepth(depth int) klog.LogSink {
 	s.depth += depth
 	if deeper, ok := s.klog.(interface{ WithCallDepth(int) klog.LogSink }); ok {

@@ -68,7 +68,8 @@ func (b bench) job(g rules.Generation, marks canary.Marks) reload.Job {
 	return j
 }
 
-// runCheck looks once. With -o line it prints a line even if it cannot look.
+// runCheck looks once. With -o line it prints a line even if it cannot look, so that the line
+// says why.
 func runCheck(ctx context.Context, o *options, to streams) (int, error) {
 	code, err := look(ctx, o, to)
 	if err != nil && o.output == "line" {
@@ -274,7 +275,8 @@ func runResume(ctx context.Context, o *options, to streams) (int, error) {
 	return exitOK, show(to.out, o.output, reply, func(w io.Writer) { fmt.Fprintln(w, what) })
 }
 
-// runCleanup removes the marks, through the daemon if one runs.
+// runCleanup removes the marks, and with --rules the protected rules, through the daemon if one
+// runs. With --stay it does not end before ctx.
 func runCleanup(ctx context.Context, o *options, to streams) (int, error) {
 	request := api.CleanupRequest{Rules: o.rules}
 	if o.protectGiven {

@@ -65,6 +65,7 @@ func renderFlags() []string {
 	return append([]string{"source", "manifest", "rules-dir", "check", "ip-family", "generation", "backend", "protect", "state-dir", "socket"}, generatorFlags()...)
 }
 
+// runFlags returns the names of the flags of canaryd run, in the order of help.
 func runFlags() []string {
 	return []string{
 		"source", "manifest", "rules-dir", "protect", "mode", "replay", "keeper", "standby", "backend", "ip-family", "canary-chain", "poll-interval", "settle",
@@ -209,7 +210,8 @@ func flagValues(cmd command) map[string][]string {
 	return values
 }
 
-// complete checks the values and derives the others. Its error names every wrong flag in one line.
+// complete checks the values for cmd and derives the others, such as the selector. Its error
+// names every wrong flag in one line. flags are the parsed ones.
 func (o *options) complete(cmd command, flags *pflag.FlagSet) error {
 	values := flagValues(cmd)
 	var errs []error
@@ -278,6 +280,7 @@ func (o *options) complete(cmd command, flags *pflag.FlagSet) error {
 	return nil
 }
 
+// checkHTTP returns the errors of the flags for HTTP, for complete.
 func (o *options) checkHTTP() (errs []error) {
 	if o.metricsAddress != "" {
 		if _, _, err := net.SplitHostPort(o.metricsAddress); err != nil {
@@ -294,6 +297,8 @@ func (o *options) checkHTTP() (errs []error) {
 
 func (o *options) uses(source string) bool { return slices.Contains(o.source, source) }
 
+// checkSources returns the error of --source and --manifest if one needs the other; nil if they
+// agree.
 func (o *options) checkSources() error {
 	switch {
 	case o.uses("manifest") && o.manifest == "":
@@ -321,6 +326,7 @@ func atLeast(name string, value, least time.Duration) error {
 	return fmt.Errorf("--%s is %s: want at least %s", name, value, least)
 }
 
+// atMost returns the error of a flag with a time that is too long; nil if it is short enough.
 func atMost(name string, value, most time.Duration) error {
 	if value <= most {
 		return nil

@@ -20,7 +20,8 @@ const shownFlushes = 10
 
 func printJSON(w io.Writer, value any) error { return terminal.JSON(w, value) }
 
-// show prints value as JSON if output says so, and else the text of write, for people.
+// show prints value as JSON if output (-o) is "json", and else the text of write, for people.
+// All commands print their answers by it.
 func show(w io.Writer, output string, value any, write func(io.Writer)) error {
 	if output == "json" {
 		return printJSON(w, value)
@@ -73,7 +74,8 @@ func writeVerdicts(w io.Writer, s api.Status) {
 	}
 }
 
-// guardsText names the mode, the backend and the number of guarded rules.
+// guardsText names for status the mode, the backend, and the number of guarded rules with their
+// generation.
 func guardsText(s api.Status) string {
 	mode, guarded := fmt.Sprintf("mode %s, ", s.Mode), s.GuardedText(strconv.Itoa)
 	backend := fmt.Sprintf("backend %s %s (%s)\n", s.Backend.Name, cmp.Or(s.Backend.Version, "without iptables"), plain(s.Backend.Reason))
@@ -145,7 +147,8 @@ func replaysText(s api.Status) string {
 	return text
 }
 
-// notGuardedText names the rules that canaryd cannot put back, or does not guard.
+// notGuardedText names for status the rules that canaryd cannot put back, or does not guard; ""
+// if there are none.
 func notGuardedText(s api.Status) string {
 	var text strings.Builder
 	for _, q := range s.Quarantined {
@@ -181,7 +184,8 @@ func ledToText(list []api.LedTo) string {
 	return text.String()
 }
 
-// acceptedText names large removals that are not put back.
+// acceptedText names large removals that canaryd took for the owner's decision, or that hit
+// unguarded tables. They are not put back.
 func acceptedText(list []api.Accepted) string {
 	var text strings.Builder
 	for _, a := range list {
@@ -285,7 +289,8 @@ func decisionText(d *api.Decision) string {
 		plain(oneLine(d.Reason)), d.Restore, d.Dismiss)
 }
 
-// line is a line of a status that begins with a name; empty without a text.
+// line is a line of a status that begins with a name; "" without a text. text may have several
+// lines or odd characters.
 func line(name, text string) string {
 	if text == "" {
 		return ""
@@ -359,7 +364,8 @@ func numberText(n *int) string {
 	return strconv.Itoa(*n)
 }
 
-// madeText describes the origin of a stored generation, and why it must not be restored here.
+// madeText describes the origin of a stored generation. foreign is why it must not be restored
+// here; "" if it may.
 func madeText(made reload.Made, foreign string) string {
 	text := cmp.Or(map[reload.Made]string{
 		reload.MadeAtStart:  "the rules at the start",

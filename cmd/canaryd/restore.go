@@ -20,7 +20,7 @@ import (
 // A restorer carries out a request to restore: the daemon, or this process without one.
 type restorer func(context.Context, api.RestoreRequest) (api.RestoreReply, error)
 
-// runRestore replays now, through the daemon if one runs.
+// runRestore replays now, through the daemon if one runs, else by itself (bench.restore).
 func runRestore(ctx context.Context, o *options, to streams) (int, error) {
 	code, err := o.restoreBy(ctx, to, o.client().Restore)
 	if !errors.Is(err, control.ErrNoDaemon) {
@@ -55,7 +55,8 @@ func (o *options) restoreBy(ctx context.Context, to streams, restore restorer) (
 	return exitError, o.refusal(reply)
 }
 
-// refusal explains why a restore wrote only a part, or nothing, and names the remedy.
+// refusal explains why a restore wrote only a part, or nothing, and names the remedy. It is the
+// error of canaryd restore.
 func (o *options) refusal(reply api.RestoreReply) error {
 	if len(reply.Outcomes) > 0 {
 		return fmt.Errorf("not everything was written, because another process wrote meanwhile: %s; look at it with --dry-run", reply.Refused)
@@ -249,6 +250,8 @@ func writeOutcomes(w io.Writer, reply api.RestoreReply) {
 	}
 }
 
+// outcomeText words the outcome of a restore for people: skipped means that nothing was
+// missing.
 func outcomeText(o api.Outcome) string {
 	if o == reload.Skipped {
 		return "nothing was missing"

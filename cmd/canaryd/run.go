@@ -33,7 +33,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/watch"
 )
 
-// runDaemon runs the daemon until ctx ends.
+// runDaemon runs the daemon until ctx ends: it makes sure that it is the only one, waits for
+// evidence of the backend, and serves.
 func runDaemon(ctx context.Context, o *options, _ streams) (int, error) {
 	release, err := here.Exclude()
 	if err != nil {
@@ -187,7 +188,8 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 	return group.Wait()
 }
 
-// keeperOf returns the kernel's keeper; nil if --keeper is off.
+// keeperOf returns the kernel's keeper, which keeps connections through a flush; nil if
+// --keeper is off.
 func (o *options) keeperOf(kernel *iptables.Kernel) daemon.Keeper {
 	if o.keeper == "off" {
 		return nil
@@ -195,7 +197,8 @@ func (o *options) keeperOf(kernel *iptables.Kernel) daemon.Keeper {
 	return kernel.Keeper()
 }
 
-// attachments returns libcni's files; nil if canaryd must not read them.
+// attachments returns libcni's files, by which the daemon knows the pods; nil if canaryd must
+// not read them.
 func (o *options) attachments() pods.Attachments {
 	if o.cniResults == "" {
 		return nil

@@ -151,7 +151,8 @@ func forward[A, B any](ctx context.Context, from <-chan A, to chan<- B, convert 
 // withoutLog returns a context without a log, for commands that print the same facts.
 func withoutLog(ctx context.Context) context.Context { return klog.NewContext(ctx, klog.Logger{}) }
 
-// printSkips prints the objects that declare no rules, and returns how many of them are errors.
+// printSkips prints the objects that declare no rules on the error stream. It returns how many
+// of them are of unknown kinds: these are errors.
 func printSkips(to streams, all source.Declared) (errs int) {
 	for _, skip := range all.Skips {
 		word := "skipped:"

@@ -307,7 +307,8 @@ func chainRows(list []foundChain) (rows [][]string) {
 	return rows
 }
 
-// note names the word that guards a rule or several.
+// note names the word that guards a rule or several, for detect's column NOT GUARDED. Alike
+// means that no one word names just these.
 func (r foundRule) note() string {
 	if r.Alike {
 		return "each has a word of its own, and no one word names just these"
@@ -315,7 +316,8 @@ func (r foundRule) note() string {
 	return r.foundOwner.note()
 }
 
-// note names the owner of the chain or rule, and the word that guards it.
+// note names the likely owner of the chain or rule, and the word of --protect that would guard
+// it. Rules of a manager need no guard: aboutManager says so.
 func (o foundOwner) note() string {
 	word := "no word can name it"
 	if o.Word != "" {

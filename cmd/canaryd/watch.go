@@ -185,7 +185,7 @@ func (v *screenView) tick(now time.Time) error {
 	return err
 }
 
-// draw writes the whole text, without a limit.
+// draw writes the whole text of the screen; frame then cuts it to the terminal.
 func (v *screenView) draw(w io.Writer, now time.Time) {
 	fmt.Fprintf(w, "canaryd status --watch, %s (Ctrl-C ends it)\n", now.UTC().Format("2006-01-02 15:04:05 MST"))
 	if v.err != nil {

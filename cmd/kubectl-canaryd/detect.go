@@ -72,7 +72,8 @@ func runDetect(ctx context.Context, o *options, to streams) (int, error) {
 	return code, show(to.out, o.output, reply, func(w io.Writer) { writeDetected(w, reply, mixed) })
 }
 
-// detectRowOf reads the answer to canaryd detect -o json.
+// detectRowOf reads the answer to canaryd detect -o json. An answer without a backend, or with
+// an exit code, is an error: the node is then silent.
 func detectRowOf(n node, a answer) (detectRow, error) {
 	if err := a.failed(); err != nil {
 		return detectRow{}, err

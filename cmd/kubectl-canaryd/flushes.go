@@ -151,7 +151,8 @@ func flushJSON(node string, f api.Flush, now time.Time) (json.RawMessage, error)
 	return text, err
 }
 
-// writeFlushes writes the programs that flushed, then each flush.
+// writeFlushes writes for people the programs that flushed, then each flush, and then the nodes
+// whose flushes may be missing.
 func writeFlushes(w io.Writer, o *options, r flushesReply) {
 	if len(r.rows) == 0 {
 		fmt.Fprintf(w, "no flush within %s on the nodes that answered\n", o.since)
@@ -224,7 +225,7 @@ func writeSilent(w io.Writer, all []silence) {
 // mostListed bounds the names in a sentence.
 const mostListed = 50
 
-// listed joins names, the first ones of many.
+// listed joins names of nodes, at most mostListed, and counts the others.
 func listed(names []string) string {
 	var words []string
 	for _, name := range names[:min(len(names), mostListed)] {

@@ -77,7 +77,8 @@ func (k kubectl) runWith(ctx context.Context, in *os.File, says io.Writer, most 
 	return a
 }
 
-// failed returns why an answer is a failure: kubectl's error, or else its last words.
+// failed returns why an answer is a failure: kubectl's error, or else its last words; nil if
+// the exit code is 0.
 func (a answer) failed() error {
 	switch {
 	case a.err != nil:

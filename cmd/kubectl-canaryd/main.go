@@ -48,6 +48,7 @@ type streams struct {
 	now      func() time.Time
 }
 
+// commands returns all commands, in the order of help.
 func commands() []command {
 	return []command{
 		{"status", "a row for each node, the worst first", aboutStatus, nil, runStatus},
@@ -171,7 +172,8 @@ func say(to streams, text string) {
 	_, _ = fmt.Fprintln(to.err, "kubectl canaryd:", terminal.Plain(terminal.OneLine(text)))
 }
 
-// version returns the version of this program, and the commit of its build.
+// version returns the version of this program, and the commit of its build; "unknown" without a
+// record.
 func version() (number, commit string) {
 	number, commit = linkedVersion, linkedCommit
 	if info, ok := debug.ReadBuildInfo(); ok && number == "" {
@@ -185,6 +187,7 @@ func version() (number, commit string) {
 	return cmp.Or(number, "unknown"), cmp.Or(commit, "unknown")
 }
 
+// runVersion prints the version of this program, and queries no node.
 func runVersion(_ context.Context, o *options, to streams) (int, error) {
 	number, commit := version()
 	answer := struct {
@@ -196,7 +199,7 @@ func runVersion(_ context.Context, o *options, to streams) (int, error) {
 	})
 }
 
-// show prints value as JSON if output says so, and else the text for people.
+// show prints value as JSON if output (-o) is "json", and else the text of write, for people.
 func show(w io.Writer, output string, value any, write func(io.Writer)) error {
 	if output == "json" {
 		return terminal.JSON(w, value)

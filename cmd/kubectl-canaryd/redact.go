@@ -23,6 +23,8 @@ const redacted = "(redacted)"
 // removed: err, reason and by may quote rules and command lines, and so may a new key.
 var harmless = map[string]*regexp.Regexp{}
 
+// init fills harmless: the keys of a log line whose values may be shown, with the form that the
+// values must have.
 func init() {
 	name, number := regexp.MustCompile(``), regexp.MustCompile(`^"?-?[0-9][0-9A-Za-zµ.:+-]*"?$`)
 	for _, key := range []string{"backend", "chain", "chains", "families", "family", "flush", "generation", "kind", "mode", "outcome", "outcomes", "result", "table", "tables", "version"} {
@@ -79,7 +81,8 @@ var header = regexp.MustCompile(`^[IWEF]\d{4} \d\d:\d\d:\d\d\.\d{6} +\d+ [\w.?-]
 // trace matches the lines of Go's stack traces that only have places in canaryd's source.
 var trace = regexp.MustCompile(`^(goroutine \d+ [\w =*]*\[[a-zA-Z ]+(, \d+ minutes)?\]:|\t/[\w./@+-]+\.go:\d+( \+0x[0-9a-f]+)?|panic: runtime error: [a-z ]+)`)
 
-// redactLine returns a line without its secrets; false if it is no line of canaryd's.
+// redactLine returns a line of a log without its secrets; false if it is no line of canaryd's.
+// Of a trace of Go it keeps the known form.
 func redactLine(line string) (string, bool) {
 	if strings.HasPrefix(line, "{") {
 		return redactJSON([]byte(line))
@@ -142,7 +145,8 @@ func pair(text string) (key, value, rest string, ok bool) {
 	return key, value, rest, ok && (rest == "" || rest[0] == ' ')
 }
 
-// quoted takes a string of Go off the text, with its quotes.
+// quoted takes a string of Go off the text, with its quotes. ok is false if the text does not
+// begin with one.
 func quoted(text string) (value, rest string, ok bool) {
 	value, err := strconv.QuotedPrefix(text)
 	if err != nil || !strings.HasPrefix(value, `"`) {

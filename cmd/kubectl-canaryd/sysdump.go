@@ -181,7 +181,8 @@ func (f *fleet) dump(ctx context.Context, to streams, out *os.File, when time.Ti
 	return reply, err
 }
 
-// filesOf queries one node for all its files in the archive.
+// filesOf queries one node for all its files in the archive. A file that it cannot get is noted
+// in silent. now dates the flushes in its row.
 func (f *fleet) filesOf(ctx context.Context, n node, now time.Time) (files nodeFiles) {
 	files.addJSON("pod.json", n.info)
 	s, h, err := statusOf(f.exec(ctx, n, mostStatus, "status", "-o", "json"))
@@ -205,7 +206,7 @@ func (f *fleet) filesOf(ctx context.Context, n node, now time.Time) (files nodeF
 	return files
 }
 
-// version adds the version of canaryd in a pod.
+// version adds the version of canaryd in a pod, from the answer to canaryd version -o json.
 func (n *nodeFiles) version(a answer) {
 	var v struct {
 		Version string `json:"version"`

@@ -58,7 +58,7 @@ func (c *Closings) Add(fresh []api.PolicyDrop) {
 	}
 }
 
-// Say logs the policies that have become DROP. acceptIt is the command that accepts them.
+// Say logs the policies that have become DROP, once. acceptIt is the command that accepts them.
 func (c *Closings) Say(ctx context.Context, acceptIt string) {
 	for _, p := range c.fresh {
 		severity.Warnings(klog.FromContext(ctx)).Info("The policy of a chain has become DROP; canaryd leaves it, and the kernel drops packets that no rule accepts",

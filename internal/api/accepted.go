@@ -53,7 +53,8 @@ func (a Accepted) ByText() string {
 	return text
 }
 
-// String names the place and counts the removed rules, without the process.
+// String names the place and counts the removed rules, without the process: "ipv4 nat
+// KUBE-SERVICES lost 40 rules, 2 left".
 func (a Accepted) String() string {
 	place, part := fmt.Sprintf("%s %s", a.Family, a.Table), "rule"
 	if a.Native {

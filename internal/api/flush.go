@@ -343,7 +343,8 @@ func (c Culprit) In() string {
 	}
 }
 
-// Line names the ancestors and the unit or container: " <- bash <- cron, cron.service".
+// Line names the ancestors and the unit or container: " <- bash <- cron, cron.service". Texts
+// append it to the process; it is "" if all are unknown.
 func (c Culprit) Line() string {
 	text := ""
 	for _, name := range c.Ancestors {

@@ -63,8 +63,8 @@ const (
 	Over                // it is over
 )
 
-// Stage returns how far the flush has got. Each stage after Fresh gets a line on standard
-// output: a flush lasts (after LastsLong, or while it waits), is back in part, or is over.
+// Stage returns how far the flush has got. canaryd run writes a line for each stage after
+// Fresh: a flush lasts (for LastsLong, or it waits), is back in part, or is over.
 func (f Flush) Stage(now time.Time) Stage {
 	switch {
 	case f.Outcome == reload.Partial:

@@ -112,7 +112,9 @@ func (f Flush) TablesHit() []TableLoss {
 	})
 }
 
-// Where names the families and tables that a flush hit, native tables by their names.
+// Where names the families and tables that a flush hit, native tables by their names. Lists of
+// flushes show them. A flush of native tables that took only marks of iptables' tables names
+// none of these.
 func (f Flush) Where() (families, tables, native []string) {
 	families, tables, native = Words(f.Families), Words(f.Tables), f.NativeNames()
 	if len(native) > 0 && len(f.Lost.Tables) > 0 && len(f.TablesHit()) == 0 {

@@ -136,7 +136,7 @@ type TableVerdict struct {
 	Verdict canary.Verdict
 }
 
-// Name names the table: "ipv4 nat", or "table ip kube-proxy".
+// Name names the table for people: "ipv4 nat", or "table ip kube-proxy".
 func (t TableVerdict) Name() string {
 	if t.Native && t.Table != allNative {
 		return "table " + t.Table
@@ -147,7 +147,8 @@ func (t TableVerdict) Name() string {
 // allNative is the name of all native tables while their names are unknown.
 const allNative = "native tables"
 
-// NativeRows returns the native tables. If none is known, it is one unknown row for all.
+// NativeRows returns the native tables. If none is known because of an error, it is one unknown
+// row for all, so that the node does not count as healthy.
 func (s Status) NativeRows() []NativeTable {
 	if s.NativeError != "" && len(s.Native) == 0 {
 		return []NativeTable{{Table: allNative, Verdict: canary.Unknown, Why: s.NativeError}}

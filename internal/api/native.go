@@ -124,7 +124,8 @@ func (l NativeLoss) String() string {
 	return fmt.Sprintf("%s is %s: %s (%s)", l.Table, l.Kind, lost.Text(strconv.Itoa), l.Why)
 }
 
-// NativeLossKinds returns every verdict that shows a loss of a native table.
+// NativeLossKinds returns every verdict that shows a loss of a native table, as flush records
+// name them.
 func NativeLossKinds() []canary.Verdict {
 	var kinds []canary.Verdict
 	for _, v := range []native.Verdict{native.TableDeleted, native.Emptied, native.Replaced, native.Disabled, native.Unattributed} {

@@ -281,7 +281,8 @@ const (
 // unusable reports whether none of the source's files can be used.
 func (e SourceError) unusable() bool { return e.InForce != AllButThis }
 
-// Line names the broken part in one line. It quotes nothing of a file.
+// Line names the broken part, and the rules that are in force instead, in one line. It quotes
+// nothing of a file, because the page shows it.
 func (e SourceError) Line() string {
 	if !e.unusable() {
 		return fmt.Sprintf("%s: a document in %s declares nothing, the rest of its file counts", e.Source, e.Where)

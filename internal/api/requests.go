@@ -209,7 +209,8 @@ type TableChange struct {
 // Name names the table: "ipv4 nat", or of a native table "ip kube-proxy".
 func (c TableChange) Name() string { return nameOf(c.Family.Table(c.Table), c.Native) }
 
-// nameOf names a table with its family, as iptables' tables and native ones are named.
+// nameOf names a table with its family, as iptables' tables and native ones are named for
+// people.
 func nameOf(id rules.TableID, native bool) string {
 	if native {
 		return TableCell(id.NFT())
@@ -236,7 +237,7 @@ func (r RestoreReply) Agreement() reload.Agreement {
 	return a
 }
 
-// Removes counts the removals of a restore in all tables.
+// Removes counts the removals of a restore in all tables; the refusal of a restore shows them.
 func (r RestoreReply) Removes() Counts {
 	var all Counts
 	for _, c := range r.Changes {

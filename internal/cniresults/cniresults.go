@@ -133,7 +133,8 @@ func identity(path string) (string, error) {
 	return fmt.Sprintf("%d:%d:%d:%d.%09d", s.Dev_major, s.Dev_minor, s.Ino, s.Btime.Sec, s.Btime.Nsec), nil
 }
 
-// file reads one file, unless it is unchanged. A file that cannot be read is not understood.
+// file reads one file for Read, unless it is unchanged. A file that cannot be read is not
+// understood, and the next Read tries it again.
 func (d *Folder) file(e os.DirEntry) file {
 	info, err := e.Info()
 	if err != nil || !info.Mode().IsRegular() || info.Size() > maxBytes {

@@ -58,7 +58,8 @@ type Client struct {
 	Socket string // the path of the control socket
 }
 
-// Status returns the daemon's present status.
+// Status returns the daemon's present status. It waits for statusTimeout at most: then another
+// program may hold the socket, or the daemon hangs.
 func (c Client) Status(ctx context.Context) (api.Status, error) {
 	within, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
@@ -163,7 +164,8 @@ func call[Reply any](ctx context.Context, c Client, method, path string, request
 	return reply, nil
 }
 
-// do makes one request on a connection of its own, and reads the whole answer.
+// do makes one request on a connection of its own, and reads the whole answer. body is JSON or
+// nil.
 func (c Client) do(ctx context.Context, method, path string, body []byte) ([]byte, error) {
 	response, err := c.open(ctx, method, path, body)
 	if err != nil {

@@ -77,7 +77,8 @@ func (g *Gate) KeepsShut(hook string) bool {
 	return true
 }
 
-// Shut notes that the gate has been shut since at, and returns how long it was open.
+// Shut notes that the gate has been shut since at, and returns how long it was open. Total has
+// the sum of the flush.
 func (g *Gate) Shut(at time.Time) (open time.Duration) {
 	g.Trouble.Over()
 	open = at.Sub(g.Opened)

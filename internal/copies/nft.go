@@ -364,7 +364,8 @@ func (s *OnNFT) beginLimit(id tableid.TableID) {
 	})
 }
 
-// endLimit stops the limit, and returns when it shut the gate; zero if it did not.
+// endLimit stops the limit of a copy's gate, before the gate is shut or the copy released. It
+// returns when the limit itself shut the gate; zero if it did not.
 func (s *OnNFT) endLimit(id tableid.TableID) (shut time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -377,7 +378,7 @@ func (s *OnNFT) endLimit(id tableid.TableID) (shut time.Time) {
 	return shut
 }
 
-// Release implements Standby.
+// Release implements Standby: it deletes the copy of a table. Without a copy it does nothing.
 func (s *OnNFT) Release(id tableid.TableID) error {
 	s.endLimit(id)
 	delete(s.pending, id)

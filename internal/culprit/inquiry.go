@@ -217,7 +217,8 @@ func (q Inquiry) Taker(c Charge, seen time.Time) *api.Culprit {
 	return &culprit
 }
 
-// Committer returns the process that made a commit to a native table, nil if it is not known.
+// Committer returns the process that made a commit to a native table, for an accepted removal;
+// nil if it is not known.
 func (q Inquiry) Committer(c nft.Commit) *api.Culprit {
 	if c.PID == 0 {
 		return nil

@@ -79,7 +79,8 @@ func (p *Purges) Current(now time.Time) *Purge {
 	return p.open
 }
 
-// forget drops old removals, and the oldest ones if there are too many.
+// forget drops removals older than PurgeKept, and the oldest ones if there are too many to keep
+// in memory.
 func (p *Purges) forget(now time.Time) {
 	n := 0
 	for n < len(p.removals) && (now.Sub(p.removals[n].Time) > PurgeKept || p.rules > purgeRules || len(p.removals)-n > purgeRemovals) {

@@ -148,7 +148,7 @@ func (s *Drills) Begin(x *Drill, done reload.Drilled, quiet time.Duration) {
 	s.Under, s.doubt = x, nil
 }
 
-// Takes names the removed parts.
+// Takes names the removed parts, for the log and the first step.
 func (x *Drill) Takes() string {
 	if x.Reply.Sort == api.DrillForReal {
 		return fmt.Sprintf("the protected jumps of %s %s", x.Reply.Table, Chain)
@@ -187,7 +187,8 @@ func (x *Drill) Answered(c Course) (result api.DrillResult, reason string) {
 	}
 }
 
-// Lasts notes that the loss lasts too long, and why, and returns the drill's result.
+// Lasts notes that the loss lasts too long, and why. It returns the drill's result for End:
+// void if another process flushed meanwhile, else failed.
 func (x *Drill) Lasts(c Course, why string) (result api.DrillResult, reason string) {
 	x.timeline(c)
 	if c.Recorded && c.Record.Drill != x.Reply.Sort {
@@ -210,7 +211,7 @@ func (x *Drill) timeline(c Course) {
 	}
 }
 
-// End puts the result into the reply and the log.
+// End puts the result into the reply and the log. reason is "" for a drill that passed.
 func (x *Drill) End(log klog.Logger, result api.DrillResult, reason string) {
 	x.Reply.Result, x.Reply.Reason = result, reason
 	if result == api.DrillPassed {

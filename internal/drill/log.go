@@ -32,7 +32,8 @@ func (x *Drill) Tee(log klog.Logger) klog.Logger {
 // Init does nothing, because the wrapped sink is already initialised.
 func (s teeSink) Init(klog.RuntimeInfo) {}
 
-// At returns the sink for lines of a level, if the wrapped sink knows levels.
+// At returns the sink for lines of a level, if the wrapped sink knows levels; severity calls
+// it.
 func (s teeSink) At(level severity.Level) klog.LogSink {
 	if leveler, ok := s.LogSink.(severity.Leveler); ok {
 		s.LogSink = leveler.At(level)

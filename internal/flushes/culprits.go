@@ -10,7 +10,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/watch"
 )
 
-// AddCulprit adds a process to the record's culprits, unless it is among them.
+// AddCulprit adds a process to the record's culprits, unless it is among them. SettleCulprit
+// sorts them afterwards.
 func AddCulprit(r *api.Flush, c api.Culprit) {
 	if !slices.ContainsFunc(r.Culprits, func(known api.Culprit) bool { return known.PID == c.PID }) {
 		r.Culprits = append(r.Culprits, c)

@@ -70,7 +70,7 @@ func (h History) Index(id string) int {
 	return slices.IndexFunc(h, func(f api.Flush) bool { return f.ID == id })
 }
 
-// Offer words the flushes that a request may name.
+// Offer words the numbers of flushes that a request may name, for the error about a wrong one.
 func (h History) Offer() string {
 	switch len(h) {
 	case 0:
@@ -99,7 +99,8 @@ type FlushDetail struct {
 	Diff []api.TableDiff `json:"diff"`
 }
 
-// EntryOf returns the journal's entry for a record. Without a diff it has no detail.
+// EntryOf returns the journal's entry for a record, with its diff as detail; without a diff it
+// has none. StoredFlush reads it.
 func EntryOf(record api.Flush, diff []api.TableDiff) (e journal.Entry, err error) {
 	e = journal.Entry{ID: record.ID, About: record.Summary()}
 	if e.Record, err = json.Marshal(record); err == nil && len(diff) > 0 {

@@ -83,7 +83,7 @@ func (h Hit) TookMarks() bool { return h.Finding.MarkLost || len(h.Finding.Witne
 // Verdicts are the verdicts on some tables.
 type Verdicts map[rules.TableID]canary.Verdict
 
-// Public returns them in the form of a Status and of metrics.
+// Public returns the verdicts in the form of a Status and of metrics, by family and table.
 func (v Verdicts) Public() map[rules.Family]api.Verdicts {
 	all := map[rules.Family]api.Verdicts{}
 	for id, verdict := range v {
@@ -123,7 +123,8 @@ func LogBack(log klog.Logger, tables string, r api.Flush, attempts int) {
 	log.Info(what, "flush", r.ID, "tables", tables, "outcome", r.Outcome, AbsentKey(r), api.Seconds(r.AbsentSeconds).Round(10*time.Microsecond), "attempts", attempts)
 }
 
-// AbsentKey is the log's key for the duration of an absence.
+// AbsentKey is the log's key for the duration of an absence; another key says that it is only a
+// bound.
 func AbsentKey(r api.Flush) string {
 	if r.AbsentAtMost {
 		return "absentAtMost"

@@ -132,7 +132,8 @@ func findRival(name, own string) (*unix.Ucred, error) {
 	return nil, nil
 }
 
-// namesTaken returns the names in this network namespace on which a canaryd may listen.
+// namesTaken returns the names in this network namespace on which a canaryd may listen, its own
+// too: name, or name with a random end.
 func namesTaken(name string) ([]string, error) {
 	file, err := os.Open("/proc/thread-self/net/unix")
 	if err != nil {

@@ -261,7 +261,8 @@ func (m *Metrics) ObserveNativeFlush(at time.Time, lost []api.NativeLoss) {
 	m.ObserveFurtherNativeLoss(lost)
 }
 
-// ObserveFurtherNativeLoss counts native tables that were hit while their record was open.
+// ObserveFurtherNativeLoss counts native tables that were hit while their record was open. The
+// record stays one event (ObserveNativeFlush).
 func (m *Metrics) ObserveFurtherNativeLoss(lost []api.NativeLoss) {
 	for _, l := range lost {
 		m.flushes.WithLabelValues(l.Family, l.Table, string(l.Kind)).Inc()
@@ -347,7 +348,8 @@ func (m *Metrics) SetGeneration(captured time.Time, count map[rules.TableID]int)
 	}
 }
 
-// SetStatus sets the gauges that follow a Status. Nothing may change it afterwards.
+// SetStatus sets the gauges that follow a Status, each time the loop publishes one. Nothing may
+// change s afterwards, because scrapes read it.
 func (m *Metrics) SetStatus(s api.Status) {
 	// The loop publishes with each step, and these values rarely change.
 	last := m.status.Swap(&s)

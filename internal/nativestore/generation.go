@@ -77,7 +77,8 @@ func (s *Store) folder() string { return filepath.Join(filepath.Dir(s.path), fol
 
 func (s *Store) file(id string) string { return filepath.Join(s.folder(), id+".json") }
 
-// keep writes a generation, unless its file already holds exactly these elements.
+// keep writes a generation for Save, unless its file already holds exactly these elements: a
+// generation's ID does not depend on them.
 func (s *Store) keep(g Generation) error {
 	if _, err := os.Stat(s.file(g.ID)); s.written[g.Table.ID] == g.Table && !errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -89,7 +90,8 @@ func (s *Store) keep(g Generation) error {
 	return nil
 }
 
-// put writes a generation that the index need not name.
+// put writes a generation that the index need not name, such as the one that undoes a restore.
+// Prune may remove it.
 func (s *Store) put(g Generation) error {
 	g.Format, g.Identity = format, s.Identity
 	text, err := json.Marshal(g)
@@ -105,7 +107,8 @@ func (s *Store) put(g Generation) error {
 	return err
 }
 
-// Read returns a stored generation, even one of another node or boot.
+// Read returns a stored generation, even one of another node or boot: MayRestore checks that.
+// The error is ErrNothingStored if there is none.
 func (s *Store) Read(id string) (g Generation, err error) {
 	if !idPattern.MatchString(id) {
 		return Generation{}, fmt.Errorf("%w: %q", reload.ErrNothingStored, id)

@@ -116,7 +116,8 @@ func (n returning) do(r api.RestoreRequest) (Returned, error) {
 	return Returned{}, fmt.Errorf("restoring table %s, %d times: %w", n.want.Name, Tries, nft.ErrStale)
 }
 
-// preview describes the changes to the present table; nil means none exists.
+// preview describes the changes to the present table; nil means none exists. do shows it, and
+// compares its removals with the operator's agreement.
 func (n returning) preview(now *native.Table) Returned {
 	id := n.want.Table.ID
 	reply := api.RestoreReply{Generation: n.want.ID, Outcomes: map[rules.Family]api.Outcome{}, Native: []api.NativeRestored{Outcome(n.want.Table, "", nil)}}

@@ -81,7 +81,8 @@ func AskedRemedy(f native.Finding, now *native.Table) native.Remedy {
 // ErrDevicesLeft means that a chain or flowtable is back without some of its network devices.
 var ErrDevicesLeft = errors.New("network devices that the node lacks were left out")
 
-// DevicesLeft is ErrDevicesLeft with the devices; nil if there are none.
+// DevicesLeft is ErrDevicesLeft with the devices that the node lacks; nil if there are none.
+// The restore of the table is then partial.
 func DevicesLeft(left []string) error {
 	if len(left) == 0 {
 		return nil
@@ -130,7 +131,8 @@ func (w Write) Proved() bool { return w.Proof != nil && w.err == nil }
 // stale reports whether nothing was written, because another process wrote after the read.
 func (w Write) stale() bool { return !w.Wrote && errors.Is(w.err, nft.ErrStale) }
 
-// row returns the entry of a reply for a repair.
+// row returns the entry of a reply for a repair: failed, partial if devices or parts had to be
+// left out, or proved.
 func (w Write) row(repair native.Repair) api.NativeRestored {
 	if w.err != nil {
 		return Outcome(repair.Want, reload.Failed, w.err)
@@ -141,7 +143,7 @@ func (w Write) row(repair native.Repair) api.NativeRestored {
 	return Outcome(repair.Want, reload.Proved, nil)
 }
 
-// Outcome returns the entry of a reply for a table.
+// Outcome returns the entry of a reply for a table; err, which may be nil, is its detail.
 func Outcome(t *native.Table, outcome api.Outcome, err error) api.NativeRestored {
 	row := api.NativeRestored{Family: t.ID.Family.NFT(), Table: t.ID.NFT(), Outcome: outcome}
 	row.Chains, row.Rules, row.Elements = t.Counts()

@@ -88,7 +88,8 @@ func diffOfChange(id rules.TableID, c reload.Change, fresh []rules.Jump, left *f
 	return w.Diff, shown
 }
 
-// previewOf describes the changes that a restore would make. Nothing was written.
+// previewOf describes the changes that a restore would make; nothing was written. It is the
+// answer of a dry run or of a refused restore. base may be nil.
 func previewOf(generation string, p reload.Preview, lines bool, base *rules.Baseline) api.RestoreReply {
 	reply := api.RestoreReply{Generation: generation, Outcomes: map[rules.Family]api.Outcome{}, Changes: changesOf(p.Changes, lines, base)}
 	if err := errors.Join(p.Unread...); err != nil {
@@ -147,7 +148,8 @@ func NewRemoval(reply api.RestoreReply, now time.Time) Removal {
 	}}
 }
 
-// RemovalBy returns the record of a replay's removals; false if there are none.
+// RemovalBy returns the record of a replay's removals, with their lines; false if there are
+// none. Removed rules get a record even if an operator requested it.
 func RemovalBy(reply api.RestoreReply, result reload.Result, now time.Time) (Removal, bool) {
 	r := NewRemoval(reply, now)
 	left := flushes.DiffRoom()
@@ -191,7 +193,8 @@ func lostBy(t rules.TableName, removed reload.Part) reload.Lost {
 	return lost
 }
 
-// undoing names the command that brings back the rules that a restore removed.
+// undoing names the command that brings back the rules that a restore removed, for the record;
+// "" if nothing was kept.
 func undoing(r api.RestoreReply) string {
 	if r.Undo == "" {
 		return ""

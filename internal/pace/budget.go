@@ -35,8 +35,8 @@ func NewBudget(families int) Budget {
 	return Budget{Walks: Bucket{Share: WalkShare * families}, Urgent: Bucket{Share: UrgentShare * families}}
 }
 
-// StampAt returns when a hint may make the loop read a stamp again, given the last one; zero,
-// at once, if the last one was exact.
+// StampAt returns when a hint may make the loop read a stamp again, given the last one. It is
+// zero, at once, if the last one was exact.
 func (b *Budget) StampAt(last iptables.Stamp) time.Time {
 	if last.Exact {
 		return time.Time{}

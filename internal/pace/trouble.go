@@ -105,7 +105,8 @@ type Shared struct {
 	trouble Trouble
 }
 
-// Take notes an error; nil means that the trouble is over. It reports whether to log that.
+// Take notes an error; nil means that the trouble is over. It reports whether to log that. Any
+// goroutine may call it.
 func (t *Shared) Take(err error, now time.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -152,6 +152,7 @@ func (w *Watch) vanished(r cniresults.Reading) (list []protect.Attachment, clear
 }
 
 // Gone returns the attachments that the generation has rules for, and whose container is gone.
+// A replay leaves out their rules.
 func (w *Watch) Gone() map[protect.Attachment]bool {
 	list := map[protect.Attachment]bool{}
 	for a, k := range w.known {
@@ -233,7 +234,7 @@ func (w *Watch) name(a protect.Attachment) string {
 	return podName(w.known[a].Pod, a.Container)
 }
 
-// Names returns the names of pods for people, in order.
+// Names returns the names of pods for log lines, sorted.
 func (w *Watch) Names(list map[protect.Attachment]bool) []string {
 	var names []string
 	for a := range list {

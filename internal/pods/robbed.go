@@ -137,7 +137,8 @@ func (w *Watch) Follow(ctx context.Context, s Sight) bool {
 	return lost
 }
 
-// living yields the pods that are known to be alive.
+// living yields the pods that are known to be alive, for Lacking: only their missing rules may
+// be a robbery.
 func (w *Watch) living(yield func(protect.Attachment) bool) {
 	for a := range w.known {
 		if w.lives(a) && !yield(a) {
@@ -159,7 +160,9 @@ func (k attached) removedAgain(f rules.Family, since time.Time) bool {
 	return !back.IsZero() && since.After(back) && since.Sub(back) < returnedFor
 }
 
-// graceOf returns how long a pod's rules may be missing until they are lost.
+// graceOf returns how long a pod's rules may be missing until they are lost. The jump grace is
+// enough if another process than the owner removed them; else a DEL may be under way
+// (DelLasts).
 func (w *Watch) graceOf(r Robbery) time.Duration {
 	if r.by == robberOther {
 		return w.Grace
@@ -219,7 +222,8 @@ func (w *Watch) LostSince(id rules.TableID, now time.Time) (list []Robbery) {
 // LostAt returns when missing rules become lost.
 func (w *Watch) LostAt(r Robbery) time.Time { return r.Since.Add(w.graceOf(r)) }
 
-// MissedIn returns, by pod, the robberies of a table that make the node unhealthy.
+// MissedIn returns, by pod, the robberies of a table that make the node unhealthy. Its verdict
+// in a Status is then a loss, and a record names the pods.
 func (w *Watch) MissedIn(id rules.TableID) map[protect.Attachment]Robbery {
 	if id.Name != rules.Nat || len(w.robbed) == 0 {
 		return nil

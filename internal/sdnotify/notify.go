@@ -68,7 +68,8 @@ type session struct {
 	failed bool      // a message could not be sent
 }
 
-// pace is the time between checks for a new message.
+// pace is the time until the next step: short until canaryd is ready, and often enough for the
+// watchdog.
 func (s *session) pace() time.Duration {
 	switch {
 	case !s.ready:

@@ -55,7 +55,8 @@ func (w *Watcher) report() {
 	replace(w.problems, now)
 }
 
-// problem describes why the source's files cannot be used.
+// problem describes why the source's files cannot be used, for a Status: Where is the file and
+// line, as far as the error names them.
 func (s *state) problem() Problem {
 	p := Problem{Source: s.Name(), Where: s.files().path, Reason: s.broken, Instead: s.instead, Since: s.since}
 	// Errors begin with the file, and the line if it is known.

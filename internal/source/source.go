@@ -107,7 +107,8 @@ func combine(parts ...Declared) (Declared, error) {
 	return all, nil
 }
 
-// claimed returns an error for each chain of d that an owner in by claims.
+// claimed returns an error for each chain of d that an owner in by claims, for combine; nil if
+// there is none.
 func claimed(d, by Declared) error {
 	var conflicts []error
 	for _, f := range rules.Families() {
@@ -149,7 +150,8 @@ func (e *sourceError) Unwrap() error { return e.err }
 // again.
 const shownErrors = 5
 
-// oneLine returns the errors that err joins, in one line.
+// oneLine returns the errors that err joins, in one line, at most shownErrors. Reasons in
+// status and log are such lines.
 func oneLine(err error) string {
 	all := flatten(err)
 	more := ""

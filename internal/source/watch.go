@@ -173,7 +173,8 @@ func (w *Watcher) combine(changed *state, part Declared) (Declared, error) {
 	return combine(parts...)
 }
 
-// Run watches the files until ctx ends, and then returns nil.
+// Run watches the files until ctx ends, and then returns nil. It sends changed declarations to
+// Changes and broken files to Problems.
 func (w *Watcher) Run(ctx context.Context) error {
 	if w.id == "" {
 		return errors.New("the sources were not loaded")
@@ -232,6 +233,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 	}
 }
 
+// places returns the places to watch of all sources, for the notifier.
 func (w *Watcher) places() []place {
 	var all []place
 	for _, s := range w.states {
@@ -358,7 +360,7 @@ func (w *Watcher) logSkips(ctx context.Context, s *state) {
 	}
 }
 
-// sleep waits for d, and reports whether ctx is still alive then.
+// sleep waits for d, and reports whether ctx is still alive then; false ends the caller's wait.
 func sleep(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-ctx.Done():

@@ -75,7 +75,8 @@ func plainAddr(addr netip.Addr) netip.Addr { return addr.Unmap().WithZone("") }
 
 func plainName(name string) string { return strings.ToLower(strings.TrimSuffix(name, ".")) }
 
-// onlyFor answers requests for other hosts with 421 and a remedy.
+// onlyFor answers requests for other hosts with 421 and a remedy, against DNS rebinding. next
+// gets all others.
 func onlyFor(own ownNames, next http.Handler) http.Handler {
 	return guarded(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if own.has(r.Host) {

@@ -125,7 +125,8 @@ func pauseWarning(s api.Status) []pageWarning {
 	return []pageWarning{w}
 }
 
-// policyWarning explains how to open the first chain whose policy has become DROP.
+// policyWarning explains how to open the first chain whose policy has become DROP; none if
+// there is none. The reader runs the command: canaryd changes no policy.
 func policyWarning(s api.Status, now time.Time) []pageWarning {
 	if len(s.PolicyDrops) == 0 {
 		return nil

@@ -59,7 +59,8 @@ func noticedText(f api.Flush) string {
 	return durationText(noticed)
 }
 
-// absentText returns how long the rules were missing, or have been missing so far.
+// absentText returns how long the rules were missing, or have been missing so far, in words for
+// the page.
 func absentText(f api.Flush, now time.Time) string {
 	absent, known := f.AbsentFor(now)
 	switch {

@@ -258,7 +258,8 @@ func lossLines(s api.Status, lost []api.TableVerdict, unknown []string, now time
 	return append([]string{what + ".", next}, standbyLines(s)...)
 }
 
-// failingLine explains why the rules are not back, and gives the time of the next try.
+// failingLine explains why the rules are not back although a replay was tried, and gives the
+// time of the next try. lossLines shows it.
 func failingLine(failing []api.Failing, now time.Time) string {
 	var parts []string
 	for _, f := range failing {
@@ -306,7 +307,8 @@ func tablesOf(lost []api.TableVerdict) string {
 	return strings.Join(parts, ", ")
 }
 
-// inForceLines counts the rules in force, and gives the time of the last flush.
+// inForceLines returns the lines under a healthy headline: the counts of rules in force, other
+// facts about them, and the last flush and drill. partialLines replaces the first line.
 func inForceLines(s api.Status, now time.Time) []string {
 	lines := []string{"All rules that ought to be in force are."}
 	switch n := s.Generation.Rules + s.NativeCounts().Rules; {

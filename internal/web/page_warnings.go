@@ -8,7 +8,8 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 )
 
-// warningsOf returns the warnings, the most serious first.
+// warningsOf returns the warnings of the page, the most serious first, each with its alert and
+// the command to run.
 func warningsOf(s api.Status, now time.Time) []pageWarning {
 	var list []pageWarning
 	if d := s.Decision; d != nil {
