@@ -244,7 +244,7 @@ func (m *Metrics) ObserveFlush(at time.Time, hit map[rules.Family]api.Verdicts) 
 }
 
 // ObserveFurtherLoss counts tables that were found lost after their record was opened. The
-// record stays one event, so the counter of flushes does not move.
+// record stays one event, so flush_events_total does not move.
 func (m *Metrics) ObserveFurtherLoss(hit map[rules.Family]api.Verdicts) {
 	for family, verdicts := range hit {
 		for table, kind := range verdicts {

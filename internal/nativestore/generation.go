@@ -77,8 +77,8 @@ func (s *Store) folder() string { return filepath.Join(filepath.Dir(s.path), fol
 
 func (s *Store) file(id string) string { return filepath.Join(s.folder(), id+".json") }
 
-// keep writes a generation for Save, unless its file already holds exactly these elements: a
-// generation's ID does not depend on them.
+// keep writes a generation for Save, unless its file already holds exactly these elements. A
+// generation's ID does not depend on elements that packets or time change.
 func (s *Store) keep(g Generation) error {
 	if _, err := os.Stat(s.file(g.ID)); s.written[g.Table.ID] == g.Table && !errors.Is(err, fs.ErrNotExist) {
 		return nil

@@ -28,8 +28,8 @@ type Trouble struct {
 // There reports whether there is trouble now.
 func (t *Trouble) There() bool { return t.What != "" }
 
-// Met notes the trouble, and reports whether to log it: new words, and at most one line in each
-// complainEvery.
+// Met notes the trouble, and reports whether to log it: only new words, and at most one line in
+// each complainEvery.
 func (t *Trouble) Met(err error, now time.Time) bool {
 	t.What, t.Cause = err.Error(), CauseOf(err)
 	if t.What == t.logged || !t.at.IsZero() && now.Sub(t.at) < complainEvery {

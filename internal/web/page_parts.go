@@ -101,7 +101,7 @@ func nativeWarnings(s api.Status) []pageWarning {
 }
 
 // onlyAwaiting reports whether the only lost tables are native tables that wait for a decision.
-// The headline then names the two commands.
+// The page then names the two commands.
 func onlyAwaiting(s api.Status, lost []api.TableVerdict) bool {
 	waiting := 0
 	for _, t := range s.Native {
