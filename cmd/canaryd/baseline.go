@@ -27,6 +27,8 @@ const (
 	shownRules  = 200
 )
 
+// runBaseline compares, confirms or forgets the baseline through the daemon. If rules appeared
+// since it was confirmed, the code is exitNo.
 func runBaseline(ctx context.Context, o *options, to streams) (int, error) {
 	switch {
 	case o.confirm && o.forget:
@@ -80,6 +82,8 @@ func baselineText(o *options, r api.BaselineReply) string {
 	return text.String()
 }
 
+// writeChanges writes the chains that differ from the baseline, and then the rules that
+// appeared, a few of each chain.
 func writeChanges(text *strings.Builder, r api.BaselineReply) {
 	rows := [][]string{{"FAMILY", "TABLE", "CHAIN", "APPEARED", "GONE"}}
 	for _, c := range r.Changes[:min(len(r.Changes), shownChains)] {
@@ -113,6 +117,7 @@ func writeChanges(text *strings.Builder, r api.BaselineReply) {
 	}
 }
 
+// baselineName names a baseline by the time at which it was confirmed and its generation.
 func baselineName(b api.BaselineName) string {
 	if b.Error != "" {
 		return "unusable baseline"
@@ -120,6 +125,7 @@ func baselineName(b api.BaselineName) string {
 	return fmt.Sprintf("baseline of %s, generation %s", b.Confirmed.UTC().Format("2006-01-02 15:04 MST"), b.Generation)
 }
 
+// sinceText counts the differences between the baseline and the guarded rules.
 func sinceText(b api.Baseline) string {
 	var words []string
 	if b.AppearedRules > 0 {

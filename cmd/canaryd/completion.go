@@ -18,7 +18,8 @@ type suggestion struct {
 	words   []string
 }
 
-// suggestions returns the suggestions for all commands in help.
+// suggestions returns the words that a shell may complete: for all commands in help, their
+// flags, values and words.
 func suggestions() []suggestion {
 	var all []suggestion
 	for _, c := range commands() {
@@ -40,6 +41,7 @@ func takesPath(f *pflag.Flag) bool {
 	return slices.Contains([]string{"manifest", "rules-dir", "lock-file", "state-dir", "socket"}, f.Name)
 }
 
+// runCompletion prints the script for the shell that the command line names.
 func runCompletion(_ context.Context, o *options, to streams) (int, error) {
 	print := map[string]func([]suggestion) string{"bash": bashCompletion, "zsh": zshCompletion, "fish": fishCompletion}
 	_, err := io.WriteString(to.out, print[o.word](suggestions()))

@@ -30,6 +30,8 @@ func (o *options) gatherEvidence(ctx context.Context) (iptables.Evidence, error)
 	return iptables.Choose(ctx, iptables.ChooseConfig{Families: o.families, Canary: o.canaryChain})
 }
 
+// runDetect prints the backend in use with its evidence, and the unguarded chains, rules and
+// native tables. It needs no daemon, and writes nothing.
 func runDetect(ctx context.Context, o *options, to streams) (int, error) {
 	evidence, err := o.gatherEvidence(ctx)
 	if err != nil {
@@ -90,6 +92,8 @@ type foundTable struct {
 	Manager string `json:"manager,omitempty"` // a firewall manager, by its name
 }
 
+// nativeFound returns the existing native tables with their owner, and whether canaryd guards
+// them by --protect. A table that one process owns needs no guard.
 func (o *options) nativeFound(standing []native.Standing) []foundTable {
 	var found []foundTable
 	for _, t := range standing {
@@ -124,6 +128,8 @@ func printEvidence(w io.Writer, output string, e detected) error {
 	return show(w, output, e, func(w io.Writer) { writeEvidence(w, e) })
 }
 
+// writeEvidence writes detect's answer for people. The backend is last, because a terminal
+// shows the end.
 func writeEvidence(w io.Writer, e detected) {
 	rows := [][]string{{"FAMILY", "BACKEND", "RULES", "HINT", "NOTE"}}
 	for f, counts := range api.InOrder(e.Counts) {
@@ -153,6 +159,8 @@ func writeEvidence(w io.Writer, e detected) {
 	fmt.Fprintf(w, "\nbackend  %s\nreason   %s\nmixed    %s\n", e.Backend, e.Reason, mixed)
 }
 
+// countCells returns the cells RULES, HINT and NOTE of a backend. Without a count the kernel
+// lacks that backend.
 func countCells(counts map[iptables.Backend]iptables.Count, b iptables.Backend) []string {
 	count, ok := counts[b]
 	switch {

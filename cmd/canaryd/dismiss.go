@@ -22,6 +22,7 @@ stored generation stays on disk.
 Exit code: 0 also if nothing waited for a decision, 2 no daemon or trouble.
 `
 
+// runDismiss accepts all losses that wait for a decision, through the daemon; none is no error.
 func runDismiss(ctx context.Context, o *options, to streams) (int, error) {
 	reply, err := o.client().Dismiss(ctx)
 	if err != nil {
@@ -30,6 +31,7 @@ func runDismiss(ctx context.Context, o *options, to streams) (int, error) {
 	return exitOK, show(to.out, o.output, reply, func(w io.Writer) { fmt.Fprintln(w, dismissalText(reply)) })
 }
 
+// dismissalText names the accepted losses, a line for each kind.
 func dismissalText(reply api.DismissReply) string {
 	var what []string
 	if reply.Generation != "" {
@@ -54,7 +56,8 @@ func dismissalText(reply api.DismissReply) string {
 }
 
 // awaiting adds the tables with a loss that still waits for a decision to the verdicts of a
-// read without a daemon.
+// read without a daemon. The last daemon stored that loss. A table that has its rules again is
+// left out.
 func (b bench) awaiting(snapshot iptables.Snapshot, verdicts api.Verdicts) {
 	pending, err := b.store.LoadPending()
 	if err != nil {

@@ -26,6 +26,8 @@ Exit code: 0 passed, 1 not passed, 2 refused, no daemon or trouble.
 // errNotAgreed means that the operator did not agree to a drill for real.
 var errNotAgreed = errors.New("nothing was taken: --for-real needs your yes, or --yes where there is no terminal")
 
+// runDrill has the daemon drill; a drill for real needs a yes. The code is exitNo if it did not
+// pass, exitError if it was refused.
 func runDrill(ctx context.Context, o *options, to streams) (int, error) {
 	request := api.DrillRequest{Table: rules.TableName(o.table), Kind: canary.Verdict(o.kind), ForReal: o.forReal}
 	if o.forReal {
@@ -53,7 +55,8 @@ func runDrill(ctx context.Context, o *options, to streams) (int, error) {
 const aboutForReal = `This removes the protected jumps of nat PREROUTING, in each family. Until they are back, usually
 for less than a second, new connections to services fail, and it counts as a flush. Go on?`
 
-// drillText returns a drill for people: its result, the timeline, the log and the alert.
+// drillText returns a drill for people: its result, the timeline, the log and the alert; "" for
+// a refused drill, which the error explains.
 func drillText(w io.Writer, r api.DrillReply) string {
 	var b strings.Builder
 	switch r.Result {
@@ -87,6 +90,7 @@ func drillText(w io.Writer, r api.DrillReply) string {
 	return b.String()
 }
 
+// alertText names the alert of a flush like this drill, and whether it fires now.
 func alertText(r api.DrillReply) string {
 	if r.Alert.Fires {
 		return fmt.Sprintf("The alert %s (severity %s) fires, because this was a flush.\n", r.Alert.Name, r.Alert.Severity)

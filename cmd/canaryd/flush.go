@@ -13,6 +13,8 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 )
 
+// runFlush prints one flush record (canaryd status --flush); an unknown name or number is
+// exitNo.
 func runFlush(ctx context.Context, o *options, to streams) (int, error) {
 	reply, err := o.client().Flush(ctx, api.FlushRequest{Name: o.flush})
 	switch {
@@ -96,6 +98,8 @@ func flushText(r api.FlushReply) string {
 	return b.String()
 }
 
+// writeLost writes the lost rules of a record: the sum, a row for each table and chain, and the
+// native tables.
 func writeLost(b *strings.Builder, f api.Flush) {
 	fmt.Fprintf(b, "\nlost %s\n", f.Lost.Text(strconv.Itoa)+f.Lost.UnprotectedText())
 	b.WriteString(notInBaselineText(f.NotInBaseline))
@@ -131,7 +135,8 @@ func writeLost(b *strings.Builder, f api.Flush) {
 	}
 }
 
-// noticedText returns the time from the flush to its verdict.
+// noticedText returns the time from the flush to its verdict, "at most" if only a bound is
+// known.
 func noticedText(f api.Flush) string {
 	noticed, bound := f.NoticedFor()
 	if bound {
@@ -140,7 +145,8 @@ func noticedText(f api.Flush) string {
 	return span(noticed.Seconds())
 }
 
-// absentFully says when the rules were written, and how long they were missing.
+// absentFully says when the rules were written, and how long they were missing, "at most" if
+// only a bound is known.
 func absentFully(f api.Flush) string {
 	switch {
 	case f.Open():
@@ -158,7 +164,8 @@ func absentFully(f api.Flush) string {
 	return absent
 }
 
-// byFully names the processes that removed something, each with its ancestors and command line.
+// byFully names the processes that removed something, each with its ancestors and command line,
+// for a flush in full. Unknown or missed processes are said to be so.
 func byFully(f api.Flush) string {
 	if f.Drill != "" {
 		return "by canaryd drill, on request\n"

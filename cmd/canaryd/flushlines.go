@@ -21,8 +21,9 @@ type flushLines struct {
 	bound logBound
 }
 
-// run writes a line for each stage that follow reports, until ctx ends. canaryd continues after
-// the reader of standard output has ended, and a reader that does not read delays no replay.
+// run writes a line on standard output for each stage that follow reports, until ctx ends.
+// canaryd continues after the reader of standard output has ended, and a reader that does not
+// read delays no replay.
 func (l *flushLines) run(ctx context.Context, follow func(context.Context, func(api.Flush, api.Stage))) {
 	// The runtime ends a program that writes to a closed standard output, unless it catches the
 	// signal. Children still get the signal as usual.
@@ -33,7 +34,8 @@ func (l *flushLines) run(ctx context.Context, follow func(context.Context, func(
 	follow(ctx, func(f api.Flush, stage api.Stage) { l.say(log, f, stage) })
 }
 
-// say writes the line of one stage of a flush.
+// say writes the line of one stage of a flush, unless there are too many. A line that is too
+// long loses its lists.
 func (l *flushLines) say(log klog.Logger, f api.Flush, stage api.Stage) {
 	more, ok := l.bound.admit(api.EventFlush)
 	if !ok {

@@ -19,6 +19,8 @@ type generator struct {
 	randomFully string
 }
 
+// generatorFlags returns the flags that describe kube-proxy's configuration for
+// --source=manifest.
 func generatorFlags() []string {
 	return []string{
 		"hostname-override", "node-ip", "masquerade-all", "iptables-masquerade-bit", "iptables-drop-bit",
@@ -28,6 +30,7 @@ func generatorFlags() []string {
 	}
 }
 
+// addTo adds kube-proxy's flags to flags, with kube-proxy's defaults. They fill the generator.
 func (g *generator) addTo(flags *pflag.FlagSet) {
 	g.kube = kube.DefaultOptions()
 	k := &g.kube
@@ -47,8 +50,8 @@ func (g *generator) addTo(flags *pflag.FlagSet) {
 	flags.StringVar(&g.randomFully, "random-fully", "auto", "MASQUERADE --random-fully: auto, true, false")
 }
 
-// options returns the generator's options for these families. randomFully means that the
-// installed iptables has --random-fully.
+// options returns the generator's options for these families, with this machine's addresses.
+// randomFully means that the installed iptables has --random-fully, for the value auto.
 func (g *generator) options(families []rules.Family, randomFully bool) (kube.Options, error) {
 	k := g.kube
 	k.Families = families

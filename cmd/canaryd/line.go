@@ -12,9 +12,9 @@ import (
 // output there, in the middle of a word (max_output_length).
 const lineWidth = 80
 
-// lineOf returns the result of check in one line, and whether replays are paused. It names the
-// losses. Without losses, it names the tables whose declared rules are refused; without those,
-// the unknown tables.
+// lineOf returns the result of check -o line, for a plugin of node-problem-detector, and says
+// if replays are paused. It names the losses. Without losses, it names the tables whose
+// declared rules are refused; without those, the unknown tables.
 func lineOf(s api.Status) string {
 	pause := ""
 	if s.Paused {
@@ -38,7 +38,7 @@ func lineOf(s api.Status) string {
 	return line
 }
 
-// names returns the names of tables, on request with their verdicts.
+// names returns the names of tables for check's line, if verdicts is true with their verdicts.
 func names(list []api.TableVerdict, verdicts bool) []string {
 	var words []string
 	for _, t := range list {
@@ -54,7 +54,8 @@ func names(list []api.TableVerdict, verdicts bool) []string {
 // nothingLine is the line for a node without a rule to guard, which is no loss.
 const nothingLine = "nothing protected: no table holds a rule to guard; see canaryd status"
 
-// enumerate appends the items that fit, and counts the others.
+// enumerate appends the items that fit into lineWidth to line, and counts the others. The first
+// item is always there.
 func enumerate(line string, items []string) string {
 	for i, item := range items {
 		next := line + item
@@ -73,6 +74,7 @@ func enumerate(line string, items []string) string {
 	return line
 }
 
+// errorLine returns an error as check's line, cut at lineWidth: the state is unknown.
 func errorLine(err error) string {
 	line := strings.Join(strings.Fields("unknown: "+err.Error()), " ")
 	if len(line) <= lineWidth {

@@ -39,7 +39,8 @@ func openLines(file *os.File) *lineWriter {
 }
 
 // isJournal reports whether a file is the stream to the journal that systemd names in
-// JOURNAL_STREAM: its device and inode.
+// JOURNAL_STREAM (stream): its device and inode. Lines then begin with their level
+// (lineWriter.write).
 func isJournal(file *os.File, stream string) bool {
 	info, err := file.Stat()
 	if err != nil {
@@ -49,7 +50,8 @@ func isJournal(file *os.File, stream string) bool {
 	return ok && stream == fmt.Sprintf("%d:%d", is.Dev, is.Ino)
 }
 
-// write writes a line, which has no newline.
+// write writes a line, which has no newline. For the journal the line begins with its level,
+// such as <4>. Goroutines may call write at the same time.
 func (w *lineWriter) write(level severity.Level, line []byte) {
 	var b []byte
 	if w.journal {
@@ -93,6 +95,7 @@ func (s lineSink) Init(klog.RuntimeInfo) {}
 // Enabled queries klog, which has -v and -vmodule.
 func (s lineSink) Enabled(v int) bool { return klog.VDepth(s.depth+2, klog.Level(v)).Enabled() }
 
+// Info writes a line as klog's sink: v above 0 makes it a line for debugging.
 func (s lineSink) Info(v int, message string, values ...any) {
 	level := severity.Info
 	if v > 0 {
@@ -105,7 +108,9 @@ func (s lineSink) Error(err error, message string, values ...any) {
 	s.line(severity.Error, 0, err, message, values)
 }
 
-// line writes one line, unless there are too many of the same message.
+// line writes one line for Info and Error, unless there are too many of the same message. A
+// level of the logger (severity) takes precedence over level, except for debugging. err may be
+// nil.
 func (s lineSink) line(level severity.Level, v int, err error, message string, values []any) {
 	if s.level != 0 && level != severity.Debug {
 		level = s.level
@@ -144,7 +149,8 @@ func (s lineSink) line(level severity.Level, v int, err error, message string, v
 	}
 }
 
-// textLine returns the line in klog's format, with W for a warning.
+// textLine returns the line in klog's format, with W for a warning. caller is "FILE:LINE". A
+// line longer than mostLine is cut.
 func (s lineSink) textLine(level severity.Level, caller, message string, err error, values []any) []byte {
 	var b bytes.Buffer
 	file, number, _ := strings.Cut(caller, ":")
@@ -172,7 +178,7 @@ func (s lineSink) textLine(level severity.Level, caller, message string, err err
 }
 
 // jsonLine returns a line of JSON: time, level, caller, msg and err, and then the values by
-// their keys.
+// their keys. If it is longer than mostLine, long values are cut, and "cut" says so.
 func jsonLine(level severity.Level, at time.Time, caller, name, message string, err error, values []any) []byte {
 	fields := []any{"time", at.UTC().Format(time.RFC3339Nano), "level", level.String(), "caller", caller, "msg", message}
 	if name != "" {
@@ -207,7 +213,8 @@ func jsonObject(fields []any, most int) []byte {
 	return append(b, '}')
 }
 
-// jsonValue returns a value as JSON; an error or a value with a text form becomes text.
+// jsonValue returns a value as JSON; an error or a value with a text form becomes text. It cuts
+// a text longer than most bytes, and turns other long values into text; 0 is no limit.
 func jsonValue(v any, most int) []byte {
 	switch x := v.(type) {
 	case error:
@@ -250,6 +257,7 @@ func (s lineSink) WithValues(values ...any) klog.LogSink {
 	return s
 }
 
+// WithName returns the sink with one more name, which its lines show; klog calls it.
 func (s lineSink) WithName(name string) klog.LogSink {
 	if s.name != "" {
 		name = s.name + "." + name
@@ -258,6 +266,8 @@ func (s lineSink) WithName(name string) klog.LogSink {
 	return s
 }
 
+// WithCallDepth returns the sink for a caller that is depth calls further away, whose file and
+// line the lines name.
 func (s lineSink) WithCallDepth(depth int) klog.LogSink {
 	s.depth += depth
 	if deeper, ok := s.klog.(interface{ WithCallDepth(int) klog.LogSink }); ok {

@@ -28,8 +28,8 @@ type messageBound struct {
 	leftOut int           // lines dropped since the last written one
 }
 
-// admit reports whether to log another line of the message, and returns values to add to that
-// line.
+// admit reports whether to log another line of the message; each message has its own bound. The
+// values belong on that line: how many lines were left out, or that the next ones will be.
 func (b *logBound) admit(message string) (values []any, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

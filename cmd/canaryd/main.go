@@ -136,6 +136,7 @@ made. With --stay it then waits for SIGTERM, as the container of a DaemonSet's p
 `
 )
 
+// main runs canaryd's command line until it ends, or until SIGINT or SIGTERM ends ctx.
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	to := streams{out: terminal.OnScreen(os.Stdout, os.Getenv), err: os.Stderr, log: openLines(os.Stderr), watched: terminal.Is(os.Stderr, os.Getenv)}
@@ -200,7 +201,7 @@ func run(ctx context.Context, args []string, to streams) int {
 }
 
 // choose returns the command of a command line, and the words after it. Without a command it is
-// "run".
+// "run". "help" becomes run --help, and --version the command version.
 func choose(args []string) (command, []string, error) {
 	name, rest := "run", args
 	if len(args) > 0 && args[0] != "" && args[0][0] != '-' {

@@ -79,6 +79,7 @@ SIGTERM and SIGINT end the daemon; canaries and rules stay in place.
 	return b.String()
 }
 
+// writeFlag writes one flag with its usage and default, in the man(7) language.
 func writeFlag(b *strings.Builder, f *pflag.Flag) {
 	value, usage := pflag.UnquoteUsage(f)
 	name := "--" + f.Name
@@ -96,6 +97,7 @@ func writeFlag(b *strings.Builder, f *pflag.Flag) {
 	b.WriteString("\n")
 }
 
+// wordsOf returns the words that a command takes, for its heading; "" if there are none.
 func wordsOf(c command) string {
 	if words := c.words(); len(words) > 0 {
 		return " [" + strings.Join(words, "|") + "]"

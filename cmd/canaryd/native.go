@@ -28,8 +28,9 @@ type nativeGuard struct {
 	closeIt func()
 }
 
-// guardNative makes a nativeGuard. As long as none of its tables exists it hears of no commits.
-// The caller must call closeIt.
+// guardNative makes a nativeGuard for the daemon; without native tables in --protect it guards
+// none. As long as none of its tables exists it hears of no commits. The caller must call
+// closeIt.
 func (o *options) guardNative(kernel *iptables.Kernel) (nativeGuard, error) {
 	if !o.selector.Native() {
 		return nativeGuard{closeIt: func() {}}, nil
@@ -55,7 +56,8 @@ func (o *options) guardNative(kernel *iptables.Kernel) (nativeGuard, error) {
 	return g, nil
 }
 
-// restoreNative puts back lost native tables that the last daemon stored.
+// restoreNative puts back lost native tables that the last daemon stored, for a restore without
+// a daemon. With dry it only lists them.
 func (b bench) restoreNative(dry bool) ([]api.NativeRestored, error) {
 	if !b.o.selector.Native() {
 		return nil, nil
@@ -98,8 +100,8 @@ func (b bench) returnNative(ctx context.Context, r api.RestoreRequest) (reply ap
 	return reply, found, err
 }
 
-// withNative calls do with native tables and the last daemon's stored content. do's kernel is
-// nil without nf_tables.
+// withNative calls do with native tables and the last daemon's stored content, without a
+// daemon. do's kernel is nil without nf_tables.
 func withNative[T any](b bench, do func(daemon.NativeKernel, *nativestore.Store) (T, error)) (none T, err error) {
 	store, err := nativestore.Open(b.o.stateDir)
 	if err != nil {

@@ -23,7 +23,8 @@ func notifyManager(message string) error {
 	return nil
 }
 
-// startNotifier reports the daemon's state to the service manager, if there is one, until ctx ends.
+// startNotifier reports the daemon's state to the service manager until ctx ends. Without
+// NOTIFY_SOCKET there is none, and it does nothing.
 func startNotifier(ctx context.Context, group *errgroup.Group, d *daemon.Daemon) {
 	if os.Getenv("NOTIFY_SOCKET") == "" {
 		return

@@ -30,8 +30,8 @@ type bench struct {
 	store  *reload.Store
 }
 
-// withBench runs do without a daemon, and lets none start meanwhile. writes means that do may
-// write.
+// withBench runs do without a daemon, and lets none start meanwhile. It calls do with the
+// opened kernel and store. writes means that do may write. The code is do's exit code.
 func withBench(ctx context.Context, o *options, writes bool, do func(bench) (int, error)) (code int, err error) {
 	release, err := here.Exclude()
 	if err != nil {
@@ -58,8 +58,8 @@ func (b bench) replayer() reload.Replayer {
 	return reload.Replayer{Kernel: b.kernel, Canary: b.o.canaryChain, Protection: b.o.selector.Protection(), Supplier: iptables.NewSets()}
 }
 
-// job returns a job on stored rules. An operator requested it, so it does not wait for the jump
-// grace.
+// job returns a job on stored rules for a replay or a judgement without a daemon. An operator
+// requested it, so it does not wait for the jump grace: all families are Quiet.
 func (b bench) job(g rules.Generation, marks canary.Marks) reload.Job {
 	j := reload.Job{Families: b.kernel.Families(), Generation: g, Marks: marks, Quiet: map[rules.Family]bool{}}
 	for _, f := range j.Families {
@@ -68,7 +68,8 @@ func (b bench) job(g rules.Generation, marks canary.Marks) reload.Job {
 	return j
 }
 
-// runCheck looks once. With -o line it prints a line even if it cannot look.
+// runCheck looks once. With -o line it prints a line even if it cannot look, so that the line
+// says why.
 func runCheck(ctx context.Context, o *options, to streams) (int, error) {
 	code, err := look(ctx, o, to)
 	if err != nil && o.output == "line" {
@@ -131,7 +132,8 @@ func look(ctx context.Context, o *options, to streams) (int, error) {
 	})
 }
 
-// report prints the verdicts of a status, and the other findings of a look.
+// report prints the verdicts of a status, and the other findings of a look. It returns check's
+// exit code: exitNo after a loss, exitError if something is unknown.
 func report(o *options, to streams, s api.Status) (int, error) {
 	var err error
 	if o.output == "line" {
@@ -188,7 +190,9 @@ func runRender(ctx context.Context, o *options, to streams) (int, error) {
 	return exitOK, err
 }
 
-// generation returns the generation that runRender prints without a daemon.
+// generation returns the generation that runRender prints without a daemon: of --generation,
+// else the stored one, else the kernel's protected rules. It writes a heading or a remark to
+// to.
 func (b bench) generation(ctx context.Context, to streams) (rules.Generation, error) {
 	if b.o.generation != "" {
 		stored, note, err := b.store.Show(b.o.generation)
@@ -219,6 +223,8 @@ func (b bench) generation(ctx context.Context, to streams) (rules.Generation, er
 	return g, nil
 }
 
+// runStatus prints the daemon's status, or with --flush one record; --watch repeats it. A node
+// that is not healthy is exitNo.
 func runStatus(ctx context.Context, o *options, to streams) (int, error) {
 	if o.oneFlush && o.watch {
 		return exitError, errors.New("--flush and --watch exclude each other")
@@ -240,6 +246,8 @@ func runStatus(ctx context.Context, o *options, to streams) (int, error) {
 	return exitOK, err
 }
 
+// runPause pauses the replays of the daemon for --for. The user's name and --why appear in its
+// status.
 func runPause(ctx context.Context, o *options, to streams) (int, error) {
 	reply, err := o.client().Pause(ctx, api.PauseRequest{Seconds: o.pause.Seconds(), By: cmp.Or(os.Getenv("SUDO_USER"), os.Getenv("USER")), Why: o.why})
 	if err != nil {
@@ -254,6 +262,7 @@ func runPause(ctx context.Context, o *options, to streams) (int, error) {
 	})
 }
 
+// runResume ends a pause of the daemon; it is no error if there was none.
 func runResume(ctx context.Context, o *options, to streams) (int, error) {
 	reply, err := o.client().Resume(ctx)
 	if err != nil {
@@ -266,7 +275,8 @@ func runResume(ctx context.Context, o *options, to streams) (int, error) {
 	return exitOK, show(to.out, o.output, reply, func(w io.Writer) { fmt.Fprintln(w, what) })
 }
 
-// runCleanup removes the marks, through the daemon if one runs.
+// runCleanup removes the marks, and with --rules the protected rules, through the daemon if one
+// runs. With --stay it does not end before ctx.
 func runCleanup(ctx context.Context, o *options, to streams) (int, error) {
 	request := api.CleanupRequest{Rules: o.rules}
 	if o.protectGiven {

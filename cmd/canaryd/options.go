@@ -65,6 +65,7 @@ func renderFlags() []string {
 	return append([]string{"source", "manifest", "rules-dir", "check", "ip-family", "generation", "backend", "protect", "state-dir", "socket"}, generatorFlags()...)
 }
 
+// runFlags returns the names of the flags of canaryd run, in the order of help.
 func runFlags() []string {
 	return []string{
 		"source", "manifest", "rules-dir", "protect", "mode", "replay", "keeper", "standby", "backend", "ip-family", "canary-chain", "poll-interval", "settle",
@@ -72,7 +73,7 @@ func runFlags() []string {
 	}
 }
 
-// allFlags returns the flags of all commands, which fill o.
+// allFlags returns the flags of all commands, which fill o. flagSet picks those of one command.
 func (o *options) allFlags() *pflag.FlagSet {
 	all := pflag.NewFlagSet("canaryd", pflag.ContinueOnError)
 	all.StringSliceVar(&o.source, "source", []string{"snapshot"}, "snapshot (of the kernel), manifest")
@@ -126,7 +127,8 @@ func (o *options) allFlags() *pflag.FlagSet {
 	return all
 }
 
-// flagSet returns cmd's flags and klog's. Of klog's, help shows only the verbosity.
+// flagSet returns cmd's flags and klog's, for parsing, completions and the manual. Of klog's,
+// help shows only the verbosity.
 func (o *options) flagSet(cmd command) *pflag.FlagSet {
 	all := o.allFlags()
 	if cmd.name == "check" {
@@ -172,7 +174,8 @@ func klogOwns(flags *pflag.FlagSet) (name string) {
 	return name
 }
 
-// logger returns the logger that the flags choose, and also gives it to klog.
+// logger returns the logger that the flags choose, and also gives it to klog. to is the
+// program's log; klog writes the lines itself if one of its own flags is set.
 func (o *options) logger(flags *pflag.FlagSet, to *lineWriter) klog.Logger {
 	if klogOwns(flags) != "" {
 		return klogLogger()
@@ -182,8 +185,8 @@ func (o *options) logger(flags *pflag.FlagSet, to *lineWriter) klog.Logger {
 	return log
 }
 
-// flagValues returns the possible values of a command's flags, by flag. --protect also takes
-// globs.
+// flagValues returns the possible values of a command's flags, by flag. complete checks against
+// them, and completions offer them. --protect also takes globs.
 func flagValues(cmd command) map[string][]string {
 	values := map[string][]string{
 		"source":            {"snapshot", "manifest"},
@@ -207,7 +210,8 @@ func flagValues(cmd command) map[string][]string {
 	return values
 }
 
-// complete checks the values and derives the others. Its error names every wrong flag in one line.
+// complete checks the values for cmd and derives the others, such as the selector. Its error
+// names every wrong flag in one line. flags are the parsed ones.
 func (o *options) complete(cmd command, flags *pflag.FlagSet) error {
 	values := flagValues(cmd)
 	var errs []error
@@ -276,6 +280,7 @@ func (o *options) complete(cmd command, flags *pflag.FlagSet) error {
 	return nil
 }
 
+// checkHTTP returns the errors of the flags for HTTP, for complete.
 func (o *options) checkHTTP() (errs []error) {
 	if o.metricsAddress != "" {
 		if _, _, err := net.SplitHostPort(o.metricsAddress); err != nil {
@@ -292,6 +297,8 @@ func (o *options) checkHTTP() (errs []error) {
 
 func (o *options) uses(source string) bool { return slices.Contains(o.source, source) }
 
+// checkSources returns the error of --source and --manifest if one needs the other; nil if they
+// agree.
 func (o *options) checkSources() error {
 	switch {
 	case o.uses("manifest") && o.manifest == "":
@@ -303,6 +310,7 @@ func (o *options) checkSources() error {
 	}
 }
 
+// oneOf returns the error of a flag whose value is none of the allowed ones; nil if it is one.
 func oneOf(name, value string, allowed ...string) error {
 	if slices.Contains(allowed, value) {
 		return nil
@@ -310,6 +318,7 @@ func oneOf(name, value string, allowed ...string) error {
 	return fmt.Errorf("--%s is %q: want %s", name, value, strings.Join(allowed, " or "))
 }
 
+// atLeast returns the error of a flag with a time that is too short; nil if it is long enough.
 func atLeast(name string, value, least time.Duration) error {
 	if value >= least {
 		return nil
@@ -317,6 +326,7 @@ func atLeast(name string, value, least time.Duration) error {
 	return fmt.Errorf("--%s is %s: want at least %s", name, value, least)
 }
 
+// atMost returns the error of a flag with a time that is too long; nil if it is short enough.
 func atMost(name string, value, most time.Duration) error {
 	if value <= most {
 		return nil
@@ -324,6 +334,8 @@ func atMost(name string, value, most time.Duration) error {
 	return fmt.Errorf("--%s is %s: want at most %s", name, value, most)
 }
 
+// kernelConfig returns the configuration with which a command opens iptables. Above --max-rules
+// the chains that --protect names are left out last.
 func (o *options) kernelConfig() iptables.Config {
 	c := iptables.Config{
 		Families: o.families, Canary: o.canaryChain, LockFile: o.lockFile, LockWait: o.lockWait,

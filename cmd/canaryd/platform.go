@@ -11,7 +11,7 @@ import (
 // The oldest kernel on which canaryd was tried; see docs/measured.md.
 const oldestMajor, oldestMinor = 4, 18
 
-// kernelRelease returns the output of uname -r.
+// kernelRelease returns the output of uname -r, for the warnings of detect.
 func kernelRelease() (string, error) {
 	var name unix.Utsname
 	if err := unix.Uname(&name); err != nil {

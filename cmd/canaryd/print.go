@@ -20,7 +20,8 @@ const shownFlushes = 10
 
 func printJSON(w io.Writer, value any) error { return terminal.JSON(w, value) }
 
-// show prints value as JSON if output says so, and else the text of write, for people.
+// show prints value as JSON if output (-o) is "json", and else the text of write, for people.
+// All commands print their answers by it.
 func show(w io.Writer, output string, value any, write func(io.Writer)) error {
 	if output == "json" {
 		return printJSON(w, value)
@@ -29,8 +30,8 @@ func show(w io.Writer, output string, value any, write func(io.Writer)) error {
 	return err
 }
 
-// printVerdicts prints the result of check: the verdicts and, if they do not suffice, the
-// headline.
+// printVerdicts prints the result of check in the format of -o (output): the verdicts. It adds
+// the headline if rules are in quarantine, stored files are unreadable, or there is a warning.
 func printVerdicts(w io.Writer, output string, s api.Status) error {
 	s.Native = s.NativeRows()
 	all := struct {
@@ -73,7 +74,8 @@ func writeVerdicts(w io.Writer, s api.Status) {
 	}
 }
 
-// guardsText names the mode, the backend and the number of guarded rules.
+// guardsText names for status the mode, the backend, and the number of guarded rules with their
+// generation.
 func guardsText(s api.Status) string {
 	mode, guarded := fmt.Sprintf("mode %s, ", s.Mode), s.GuardedText(strconv.Itoa)
 	backend := fmt.Sprintf("backend %s %s (%s)\n", s.Backend.Name, cmp.Or(s.Backend.Version, "without iptables"), plain(s.Backend.Reason))
@@ -116,6 +118,8 @@ func writeStatus(w io.Writer, s api.Status) {
 	writeNativeStored(w, s)
 }
 
+// healthText returns the first line of status and check, in the colour of the health if w is a
+// terminal.
 func healthText(w io.Writer, s api.Status) string {
 	h, c := s.Health(), green
 	switch {
@@ -127,6 +131,8 @@ func healthText(w io.Writer, s api.Status) string {
 	return paint(w, c, plain(oneLine(h.String())))
 }
 
+// replaysText says that replays are paused, by whom and why, or that a process keeps undoing
+// them; "" in normal operation.
 func replaysText(s api.Status) string {
 	text := ""
 	if s.Paused {
@@ -141,7 +147,8 @@ func replaysText(s api.Status) string {
 	return text
 }
 
-// notGuardedText names the rules that canaryd cannot put back, or does not guard.
+// notGuardedText names for status the rules that canaryd cannot put back, or does not guard; ""
+// if there are none.
 func notGuardedText(s api.Status) string {
 	var text strings.Builder
 	for _, q := range s.Quarantined {
@@ -177,7 +184,8 @@ func ledToText(list []api.LedTo) string {
 	return text.String()
 }
 
-// acceptedText names large removals that are not put back.
+// acceptedText names large removals that canaryd took for the owner's decision, or that hit
+// unguarded tables. They are not put back.
 func acceptedText(list []api.Accepted) string {
 	var text strings.Builder
 	for _, a := range list {
@@ -243,6 +251,8 @@ func refusedText(list []api.Refused) string {
 	return text.String()
 }
 
+// sourceErrorsText names each broken source or document, and the rules that are in force in its
+// place; "" if all can be used.
 func sourceErrorsText(list []api.SourceError) string {
 	var text strings.Builder
 	for _, e := range list {
@@ -269,6 +279,8 @@ func ownerlessText(o *api.OwnerlessRules) string {
 	return lines
 }
 
+// decisionText names the two commands between which the operator has to decide after a loss
+// that canaryd does not put back by itself. d is nil if none is needed.
 func decisionText(d *api.Decision) string {
 	if d == nil {
 		return ""
@@ -277,7 +289,8 @@ func decisionText(d *api.Decision) string {
 		plain(oneLine(d.Reason)), d.Restore, d.Dismiss)
 }
 
-// line is a line of a status that begins with a name; empty without a text.
+// line is a line of a status that begins with a name; "" without a text. text may have several
+// lines or odd characters.
 func line(name, text string) string {
 	if text == "" {
 		return ""
@@ -343,6 +356,7 @@ func writeStored(w io.Writer, s api.Status) {
 	}
 }
 
+// numberText returns a count of a stored generation; "?" for nil.
 func numberText(n *int) string {
 	if n == nil {
 		return "?" // an older canaryd stored it
@@ -350,7 +364,8 @@ func numberText(n *int) string {
 	return strconv.Itoa(*n)
 }
 
-// madeText describes the origin of a stored generation, and why it must not be restored here.
+// madeText describes the origin of a stored generation. foreign is why it must not be restored
+// here; "" if it may.
 func madeText(made reload.Made, foreign string) string {
 	text := cmp.Or(map[reload.Made]string{
 		reload.MadeAtStart:  "the rules at the start",
@@ -364,6 +379,7 @@ func madeText(made reload.Made, foreign string) string {
 	return text
 }
 
+// scope names the families, tables and native tables of a flush, for the column TABLES.
 func scope(f api.Flush) string {
 	families, tables, native := f.Where()
 	words := slices.Concat(families, tables)

@@ -26,7 +26,8 @@ func nativeRows(native []api.NativeTable) [][]string {
 	return rows
 }
 
-// nativeText lists further facts about native tables.
+// nativeText lists further facts about native tables for canaryd status: losses, quarantined
+// parts, and parts that could not be put back.
 func nativeText(s api.Status) string {
 	text := ""
 	for _, t := range s.Native {
@@ -61,7 +62,8 @@ func nativeText(s api.Status) string {
 	return text
 }
 
-// witnessText names the families without a witness, or with a witness of an unusual name.
+// witnessText names the families without a witness, or with a witness of an unusual name; "" if
+// each has the usual one.
 func witnessText(tables []api.NativeTable) (text string) {
 	said := map[string]bool{}
 	for _, t := range tables {
@@ -95,7 +97,8 @@ func writeNativeStored(w io.Writer, s api.Status) {
 	writeTable(w, rows)
 }
 
-// writeRestored describes the results for requested native tables, below everything else.
+// writeRestored describes the results of a restore for requested native tables, below
+// everything else. what is the heading of their content.
 func writeRestored(w io.Writer, tables []api.NativeRestored, what string) {
 	if len(tables) == 0 {
 		return

@@ -20,7 +20,7 @@ import (
 // A restorer carries out a request to restore: the daemon, or this process without one.
 type restorer func(context.Context, api.RestoreRequest) (api.RestoreReply, error)
 
-// runRestore replays now, through the daemon if one runs.
+// runRestore replays now, through the daemon if one runs, else by itself (bench.restore).
 func runRestore(ctx context.Context, o *options, to streams) (int, error) {
 	code, err := o.restoreBy(ctx, to, o.client().Restore)
 	if !errors.Is(err, control.ErrNoDaemon) {
@@ -29,9 +29,9 @@ func runRestore(ctx context.Context, o *options, to streams) (int, error) {
 	return withBench(ctx, o, true, func(b bench) (int, error) { return o.restoreBy(ctx, to, b.restore) })
 }
 
-// restoreBy restores, and prints the result. --yes agrees to the removals of a dry run right
-// before. If another process writes in between and the restore would remove more, it removes
-// nothing.
+// restoreBy restores through restore (the daemon's, or bench.restore), and prints the result.
+// --yes agrees to the removals of a dry run right before. If another process writes in between
+// and the restore would remove more, it removes nothing.
 func (o *options) restoreBy(ctx context.Context, to streams, restore restorer) (int, error) {
 	request := api.RestoreRequest{Generation: o.generation, DryRun: o.dryRun}
 	if o.yes && !o.dryRun {
@@ -55,7 +55,8 @@ func (o *options) restoreBy(ctx context.Context, to streams, restore restorer) (
 	return exitError, o.refusal(reply)
 }
 
-// refusal explains why a restore wrote only a part, or nothing, and names the remedy.
+// refusal explains why a restore wrote only a part, or nothing, and names the remedy. It is the
+// error of canaryd restore.
 func (o *options) refusal(reply api.RestoreReply) error {
 	if len(reply.Outcomes) > 0 {
 		return fmt.Errorf("not everything was written, because another process wrote meanwhile: %s; look at it with --dry-run", reply.Refused)
@@ -71,7 +72,8 @@ func (o *options) refusal(reply api.RestoreReply) error {
 	return errors.New(what + "; --dry-run shows them, --yes agrees to that")
 }
 
-// restore replays a stored generation without a daemon, and saves the marks that it planted.
+// restore replays a stored generation without a daemon, and saves the marks that it planted. It
+// has the form of the daemon's answer, for restoreBy.
 func (b bench) restore(ctx context.Context, r api.RestoreRequest) (api.RestoreReply, error) {
 	if reply, found, err := b.returnNative(ctx, r); found || err != nil {
 		return reply, err
@@ -128,7 +130,8 @@ func (b bench) dropUnread(decided func(reload.Unread) bool) error {
 	return b.store.SaveUnread(slices.DeleteFunc(b.store.LoadUnread(here.BootedAt(here.Uptime())), decided))
 }
 
-// baseline returns the confirmed baseline and its name; both are nil without one.
+// baseline returns the confirmed baseline and its name; both are nil without one. If its file
+// is unusable, the name has the error, and the reply says that no rule is marked.
 func (b bench) baseline() (*rules.Baseline, *api.BaselineName) {
 	stored, err := b.store.LoadBaseline()
 	switch {
@@ -145,6 +148,8 @@ func printPreview(w io.Writer, output string, reply api.RestoreReply) error {
 	return show(w, output, reply, func(w io.Writer) { writePreview(w, reply) })
 }
 
+// writePreview writes a dry run for people: the counts of each table, then the lines. The first
+// NewLines of a table are rules that the baseline lacks.
 func writePreview(w io.Writer, reply api.RestoreReply) {
 	writeTableChanges(w, reply, "WOULD ADD", "WOULD REMOVE")
 	writeRestored(w, reply.Native, "WOULD PUT BACK")
@@ -162,6 +167,8 @@ func writePreview(w io.Writer, reply api.RestoreReply) {
 	}
 }
 
+// writeTableChanges writes how many rules each table gains and loses, under the headings adds
+// and removes. With a usable baseline a column counts the rules that it lacks.
 func writeTableChanges(w io.Writer, reply api.RestoreReply, adds, removes string) {
 	heading := []string{"FAMILY", "TABLE", adds, removes}
 	marked := reply.Baseline != nil && reply.Baseline.Generation != ""
@@ -193,6 +200,7 @@ func writeTableChanges(w io.Writer, reply api.RestoreReply, adds, removes string
 	}
 }
 
+// countsText counts rules, chains and elements; "nothing" if all are 0.
 func countsText(c api.Counts) string {
 	if c == (api.Counts{}) {
 		return "nothing"
@@ -204,6 +212,8 @@ func countsText(c api.Counts) string {
 	return text
 }
 
+// printReply prints what a restore did, in the format of -o (output). The exit code is exitNo
+// unless all of it is proved. restoreBy exits with exitError after a refusal.
 func printReply(w io.Writer, output string, reply api.RestoreReply) (int, error) {
 	err := show(w, output, reply, func(w io.Writer) { writeOutcomes(w, reply) })
 	if !reply.Proved() {
@@ -212,6 +222,8 @@ func printReply(w io.Writer, output string, reply api.RestoreReply) (int, error)
 	return exitOK, err
 }
 
+// writeOutcomes writes the result of a restore for people. After a refusal that wrote nothing
+// it shows the changes that were refused.
 func writeOutcomes(w io.Writer, reply api.RestoreReply) {
 	if reply.Refused != "" && len(reply.Outcomes) == 0 {
 		writeTableChanges(w, reply, "WOULD ADD", "WOULD REMOVE")
@@ -238,6 +250,8 @@ func writeOutcomes(w io.Writer, reply api.RestoreReply) {
 	}
 }
 
+// outcomeText words the outcome of a restore for people: skipped means that nothing was
+// missing.
 func outcomeText(o api.Outcome) string {
 	if o == reload.Skipped {
 		return "nothing was missing"

@@ -33,7 +33,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/watch"
 )
 
-// runDaemon runs the daemon until ctx ends.
+// runDaemon runs the daemon until ctx ends: it makes sure that it is the only one, waits for
+// evidence of the backend, and serves.
 func runDaemon(ctx context.Context, o *options, _ streams) (int, error) {
 	release, err := here.Exclude()
 	if err != nil {
@@ -63,6 +64,9 @@ func runDaemon(ctx context.Context, o *options, _ streams) (int, error) {
 	return exitOK, cmp.Or(serve(ctx, o, kernel, store), kernel.Close())
 }
 
+// open opens the kernel and the store of the state folder, for the daemon and for commands
+// without one. writes means that the caller may write: then the kernel may try rules. An error
+// closes the kernel.
 func open(ctx context.Context, o *options, writes bool) (*iptables.Kernel, *reload.Store, error) {
 	cfg := o.kernelConfig()
 	cfg.Before, cfg.Trials = o.lastBackend(ctx), writes
@@ -102,7 +106,8 @@ func (o *options) lastBackend(ctx context.Context) iptables.Backend {
 	return last
 }
 
-// serve runs the loop, its watchers and its faces, and waits for them to end.
+// serve runs the loop, its watchers and its faces (socket, HTTP), and waits for them to end.
+// runDaemon calls it, and closes the kernel afterwards.
 func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *reload.Store) error {
 	log := klog.FromContext(ctx)
 	saveMemory()
@@ -183,7 +188,8 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 	return group.Wait()
 }
 
-// keeperOf returns the kernel's keeper; nil if --keeper is off.
+// keeperOf returns the kernel's keeper, which keeps connections through a flush; nil if
+// --keeper is off.
 func (o *options) keeperOf(kernel *iptables.Kernel) daemon.Keeper {
 	if o.keeper == "off" {
 		return nil
@@ -191,7 +197,8 @@ func (o *options) keeperOf(kernel *iptables.Kernel) daemon.Keeper {
 	return kernel.Keeper()
 }
 
-// attachments returns libcni's files; nil if canaryd must not read them.
+// attachments returns libcni's files, by which the daemon knows the pods; nil if canaryd must
+// not read them.
 func (o *options) attachments() pods.Attachments {
 	if o.cniResults == "" {
 		return nil
@@ -199,7 +206,8 @@ func (o *options) attachments() pods.Attachments {
 	return cniresults.New(o.cniResults)
 }
 
-// elsewhere opens the backend that is not guarded, for reading only.
+// elsewhere opens the backend that is not guarded, for reading only: the loop looks there for
+// rules that moved. The function closes it.
 func (o *options) elsewhere(ctx context.Context, backend iptables.Backend) (daemon.Reader, func(), error) {
 	cfg := o.kernelConfig()
 	cfg.Backend, cfg.Replay = backend, iptables.ReplayAuto
@@ -263,7 +271,8 @@ func freeMemory() {
 	debug.FreeOSMemory()
 }
 
-// startWatcher starts the watchers that the guarded tables need.
+// startWatcher starts the watchers that the guarded tables need. On legacy, native tables that
+// are guarded later need the kernel's commits, too (watchLate).
 func startWatcher(ctx context.Context, group *errgroup.Group, all watch.Watchers, backend iptables.Backend, guarded nativeGuard) {
 	signs := signsOf(backend)
 	ctx = klog.NewContext(ctx, severity.Warnings(klog.FromContext(ctx))) // until a watch works again, canaryd polls

@@ -54,8 +54,8 @@ const (
 	eraseLine = "\r\x1b[K"
 )
 
-// atWork shows on a terminal, each second, how long a command has been running. The line
-// disappears when the command prints something or ends.
+// atWork shows on a terminal, each second, how long a command has been running, until done is
+// called or ctx ends. The line disappears then; done may be called again.
 func atWork(ctx context.Context, to io.Writer, name string) (done func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan struct{})
@@ -94,7 +94,7 @@ func (a after) Write(p []byte) (int, error) {
 	return a.Writer.Write(p)
 }
 
-// behind returns streams that call first before each write.
+// behind returns streams that call first before each write: run erases the line of atWork so.
 func (to streams) behind(first func()) streams {
 	if s, ok := to.out.(screen); ok {
 		to.out = screen{Writer: after{s.Writer, first}}

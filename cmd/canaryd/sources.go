@@ -17,7 +17,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// declaredSources returns the sources that declare rules; the snapshot is none.
+// declaredSources returns the sources that declare rules; the snapshot is none. randomFully
+// means that iptables has --random-fully, which kube-proxy's rules then use.
 func (o *options) declaredSources(families []rules.Family, randomFully bool) ([]source.Source, error) {
 	var sources []source.Source
 	if o.uses("manifest") {
@@ -42,7 +43,8 @@ func (o *options) sourceNames() []string {
 	return names
 }
 
-// learned returns the rules that the snapshot source learns from the kernel.
+// learned returns the rules that the snapshot source learns from the kernel, for the daemon;
+// without that source none.
 func (o *options) learned() rules.Protection {
 	p := o.selector.Protection()
 	if !o.uses("snapshot") {
@@ -90,7 +92,8 @@ func (o *options) declare(ctx context.Context, kernel *iptables.Kernel, failed f
 	return d, nil
 }
 
-// declaration returns the files' declaration at the start, or nil.
+// declaration returns the files' declaration at the start, or nil if no file declares rules or
+// none could be used. Later ones arrive by run.
 func (d declared) declaration() *daemon.Declaration {
 	if d.watcher == nil || !d.first.Known() {
 		return nil
@@ -99,6 +102,7 @@ func (d declared) declaration() *daemon.Declaration {
 	return &next
 }
 
+// errorsOf returns the sources' problems in the form of a Status.
 func errorsOf(problems []source.Problem) []api.SourceError {
 	var list []api.SourceError
 	for _, p := range problems {
@@ -107,6 +111,7 @@ func errorsOf(problems []source.Problem) []api.SourceError {
 	return list
 }
 
+// declarationOf returns a source's declaration in the daemon's form.
 func declarationOf(d source.Declared) daemon.Declaration {
 	return daemon.Declaration{
 		Generation: d.Generation, Claims: d.Claims,
@@ -117,7 +122,8 @@ func declarationOf(d source.Declared) daemon.Declaration {
 	}
 }
 
-// run watches the files and passes their declarations to the daemon.
+// run watches the files and passes their declarations and problems to the daemon, in goroutines
+// of group, until ctx ends.
 func (d declared) run(ctx context.Context, group *errgroup.Group) {
 	if d.watcher == nil {
 		return
@@ -145,7 +151,8 @@ func forward[A, B any](ctx context.Context, from <-chan A, to chan<- B, convert 
 // withoutLog returns a context without a log, for commands that print the same facts.
 func withoutLog(ctx context.Context) context.Context { return klog.NewContext(ctx, klog.Logger{}) }
 
-// printSkips prints the objects that declare no rules, and returns how many of them are errors.
+// printSkips prints the objects that declare no rules on the error stream. It returns how many
+// of them are of unknown kinds: these are errors.
 func printSkips(to streams, all source.Declared) (errs int) {
 	for _, skip := range all.Skips {
 		word := "skipped:"

@@ -15,7 +15,8 @@ import (
 )
 
 // openStandby opens the standby, which translates while nat rules are missing, if --standby
-// requests it. The caller must call closeIt before it closes the kernel.
+// requests it. With auto, a failure only turns it off, and cfg says why. The caller must call
+// closeIt before it closes the kernel.
 func (o *options) openStandby(kernel *iptables.Kernel, hints *watch.Hints) (cfg daemon.StandbyConfig, closeIt func(), err error) {
 	none := func() {}
 	legacy := kernel.Info().Backend != iptables.NFT

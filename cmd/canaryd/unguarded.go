@@ -71,8 +71,9 @@ const (
 	ruleCell       = 80 // characters of a rule in the table
 )
 
-// takeDaemonsProtect makes detect judge by the words of a running daemon, unless it has words
-// of its own. It reports whether it does.
+// takeDaemonsProtect makes detect judge by the words of a running daemon. It returns true if it
+// did: detect then also counts the daemon's declared chains as guarded. Given --protect, or
+// without a daemon, it is false.
 func (o *options) takeDaemonsProtect(ctx context.Context) (bool, error) {
 	if o.protectGiven {
 		return false, nil
@@ -158,7 +159,8 @@ func (o *options) readTables(ctx context.Context, b iptables.Backend) (seen []ip
 }
 
 // unguarded returns the unguarded chains and rules of the tables, with likely owners and words.
-// The chains in want are guarded by a running daemon.
+// The chains in want are guarded by a running daemon; nil if none runs. Unreadable tables
+// appear in Unknown.
 func (o *options) unguarded(seen []iptables.Snapshot, want rules.Generation) (found unguardedFound) {
 	p := o.selector.Protection()
 	for _, s := range seen {
@@ -184,7 +186,8 @@ func (o *options) unguarded(seen []iptables.Snapshot, want rules.Generation) (fo
 	return found
 }
 
-// tablesOf returns the tables with that name in all families.
+// tablesOf returns the tables with that name in all families; nil for a table that does not
+// exist. add needs them, because one word names rules of all families.
 func tablesOf(seen []iptables.Snapshot, t rules.TableName) (tables []*rules.Table) {
 	for _, s := range seen {
 		tables = append(tables, s.Tables[t])
@@ -255,7 +258,8 @@ func writeUnguarded(w io.Writer, found unguardedFound) {
 	}
 }
 
-// writeFirst writes the first lines of a list with its heading.
+// writeFirst writes the first unguardedShown lines of a list with its heading, and counts the
+// others. Without lines it writes nothing.
 func writeFirst(w io.Writer, heading []string, rows [][]string) {
 	if len(rows) == 0 {
 		return
@@ -267,7 +271,8 @@ func writeFirst(w io.Writer, heading []string, rows [][]string) {
 	}
 }
 
-// chainRows returns the lines for chains.
+// chainRows returns the lines for chains, at most one for each table, owner and word. A line
+// names the first chain, counts the others, and adds up their rules.
 func chainRows(list []foundChain) (rows [][]string) {
 	type group struct {
 		first  foundChain
@@ -302,7 +307,8 @@ func chainRows(list []foundChain) (rows [][]string) {
 	return rows
 }
 
-// note names the word that guards a rule or several.
+// note names the word that guards a rule or several, for detect's column NOT GUARDED. Alike
+// means that no one word names just these.
 func (r foundRule) note() string {
 	if r.Alike {
 		return "each has a word of its own, and no one word names just these"
@@ -310,7 +316,8 @@ func (r foundRule) note() string {
 	return r.foundOwner.note()
 }
 
-// note names the owner of the chain or rule, and the word that guards it.
+// note names the likely owner of the chain or rule, and the word of --protect that would guard
+// it. Rules of a manager need no guard: aboutManager says so.
 func (o foundOwner) note() string {
 	word := "no word can name it"
 	if o.Word != "" {

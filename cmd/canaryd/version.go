@@ -23,6 +23,7 @@ var linkedVersion, linkedCommit string
 // A build identifies the running program.
 type build struct{ version, commit string }
 
+// built returns the version and the commit of this program.
 func built() build {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
@@ -34,8 +35,8 @@ func built() build {
 // ofProxy finds the commit in the version that Go gives to a commit without a tag.
 var ofProxy = regexp.MustCompile(`-(?:0\.)?\d{14}-([0-9a-f]{12})`)
 
-// buildOf returns the linker's values, or else Go's record. Only the tag of the release has its
-// number. Any other commit is a version before it.
+// buildOf returns the linker's values, or else Go's record (info). release is the number of the
+// release under way: only its tag has that number. Any other commit is a version before it.
 func buildOf(release string, linked build, info *debug.BuildInfo) build {
 	if linked.version != "" {
 		return linked
@@ -62,6 +63,7 @@ func buildOf(release string, linked build, info *debug.BuildInfo) build {
 	return b
 }
 
+// runVersion prints the version, the commit, and the version of Go.
 func runVersion(_ context.Context, o *options, to streams) (int, error) {
 	b := built()
 	answer := struct {

@@ -59,7 +59,8 @@ func runWatch(ctx context.Context, o *options, to streams) (int, error) {
 	}
 }
 
-// follow sends the daemon's statuses until ctx ends, and looks for a daemon again if it ends.
+// follow sends the daemon's statuses to news until ctx ends. If the daemon ends, it sends the
+// error and looks for a daemon again. A refusal is final, and ends follow.
 func follow(ctx context.Context, client control.Client, news chan<- seenStatus) {
 	send := func(s seenStatus) error {
 		select {
@@ -90,7 +91,8 @@ type view interface {
 	end()
 }
 
-// view returns the view of the output: a screen that is drawn again, or lines.
+// view returns the view of the output for runWatch: on a terminal a screen that is drawn again,
+// else a line per change.
 func (o *options) view(to streams) view {
 	if o.output == "json" || to.size == nil {
 		return &lineView{to: to, json: o.output == "json"}
@@ -107,6 +109,8 @@ type lineView struct {
 	gone bool   // the error stream has said that no daemon runs
 }
 
+// see prints a line (or the status as JSON) if it differs from the last one. The end of the
+// daemon is printed once, on the error stream.
 func (v *lineView) see(s seenStatus, now time.Time) error {
 	if s.err != nil {
 		if !v.gone {
@@ -154,6 +158,8 @@ type screenView struct {
 	last  string      // the last frame
 }
 
+// see takes a new status or error, and draws the screen again. The last status stays on it
+// while no daemon runs.
 func (v *screenView) see(s seenStatus, now time.Time) error {
 	switch {
 	case s.err == nil:
@@ -166,6 +172,8 @@ func (v *screenView) see(s seenStatus, now time.Time) error {
 	return v.tick(now)
 }
 
+// tick draws the screen again if its text has changed, each second, because it says how long
+// ago things happened.
 func (v *screenView) tick(now time.Time) error {
 	columns, rows := v.to.size()
 	next := frame(textFor(v.to.out, func(w io.Writer) { v.draw(w, now) }), columns, rows)
@@ -177,7 +185,7 @@ func (v *screenView) tick(now time.Time) error {
 	return err
 }
 
-// draw writes the whole text, without a limit.
+// draw writes the whole text of the screen; frame then cuts it to the terminal.
 func (v *screenView) draw(w io.Writer, now time.Time) {
 	fmt.Fprintf(w, "canaryd status --watch, %s (Ctrl-C ends it)\n", now.UTC().Format("2006-01-02 15:04:05 MST"))
 	if v.err != nil {
@@ -194,6 +202,7 @@ func (v *screenView) draw(w io.Writer, now time.Time) {
 func (v *screenView) end() { _, _ = io.WriteString(v.to.out, leaveScreen) }
 
 // frame returns the codes that draw text over the previous frame, as much as fits the terminal.
+// The last row then counts the hidden lines.
 func frame(text string, columns, rows int) string {
 	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
 	if len(lines) > rows {
@@ -212,7 +221,8 @@ func frame(text string, columns, rows int) string {
 	return b.String()
 }
 
-// cut returns the first columns of a line. Colours take no columns, and end with the line.
+// cut returns the first columns of a line, so that no line of a frame wraps. Colours take no
+// columns, and end with the line.
 func cut(line string, columns int) string {
 	var b strings.Builder
 	shown, coloured := 0, false

@@ -17,7 +17,8 @@ const (
 	mostValues  = 200_000
 )
 
-// sizes counts the objects and lists of JSON, and their values, outside of strings.
+// sizes counts the objects and lists of JSON, and their values, outside of strings. tooLarge
+// refuses text whose values would take too much memory, before it is decoded.
 func sizes(text []byte) (objects, values int) {
 	quoted := false
 	for i := 0; i < len(text); i++ {
@@ -55,9 +56,10 @@ func read(text []byte, into any) error {
 	return nil
 }
 
-// statusOf returns the status in an answer to canaryd status -o json. Its exit code is 0 for a
-// healthy node and 1 for any other, but kubectl also ends with 1 for troubles of its own. So
-// the text decides, and a healthy node with another exit code is unknown.
+// statusOf returns the status in an answer to canaryd status -o json; an error makes the node
+// unknown. Its exit code is 0 for a healthy node and 1 for any other, but kubectl also ends
+// with 1 for troubles of its own. So the text decides, and a healthy node with another exit
+// code is unknown.
 func statusOf(a answer) (s api.Status, h api.Health, err error) {
 	if a.err != nil {
 		return s, h, a.err

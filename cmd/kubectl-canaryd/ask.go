@@ -10,8 +10,9 @@ import (
 	"github.com/canaryd/canaryd/internal/terminal"
 )
 
-// askAll queries all nodes, several at a time, and takes one answer after the other. If ctx
-// ends first, the answer of a node that was not queried is also an error.
+// askAll queries all nodes by ask, several at a time, and gives take one answer after the
+// other, with its error. If ctx ends first, the answer of a node that was not queried is also
+// an error.
 func askAll[T any](ctx context.Context, f *fleet, to streams, ask func(context.Context, node) (T, error), take func(node, T, error)) {
 	var mu sync.Mutex
 	seen := progress{to: to, total: len(f.nodes)}
@@ -40,6 +41,8 @@ type progress struct {
 // manyNodes is the number of nodes from which a log has progress, too.
 const manyNodes = 100
 
+// add counts an answer, and shows the progress: on a terminal in one line, else in a few lines
+// if there are many nodes.
 func (p *progress) add(err error) {
 	p.done++
 	if err != nil {

@@ -39,6 +39,8 @@ type detectReply struct {
 	WithoutPod int         `json:"withoutPod,omitempty"`
 }
 
+// runDetect prints the backend and the counts of unguarded rules of each node. The code is
+// exitNo if a node has rules in both backends, exitError if one is silent.
 func runDetect(ctx context.Context, o *options, to streams) (int, error) {
 	f, err := o.open(ctx, to)
 	if err != nil {
@@ -70,7 +72,8 @@ func runDetect(ctx context.Context, o *options, to streams) (int, error) {
 	return code, show(to.out, o.output, reply, func(w io.Writer) { writeDetected(w, reply, mixed) })
 }
 
-// detectRowOf reads the answer to canaryd detect -o json.
+// detectRowOf reads the answer to canaryd detect -o json. An answer without a backend, or with
+// an exit code, is an error: the node is then silent.
 func detectRowOf(n node, a answer) (detectRow, error) {
 	if err := a.failed(); err != nil {
 		return detectRow{}, err
@@ -101,6 +104,7 @@ func detectRowOf(n node, a answer) (detectRow, error) {
 	}, nil
 }
 
+// rank is the row's place: mixed backends first, then silent nodes, then warnings.
 func (r detectRow) rank() int {
 	switch {
 	case r.Mixed:
@@ -122,6 +126,8 @@ func (r detectRow) counted(n int) string {
 	return strconv.Itoa(n)
 }
 
+// writeDetected writes the rows and then the sum for people. mixed is the number of nodes with
+// rules in both backends.
 func writeDetected(w io.Writer, r detectReply, mixed int) {
 	rows := [][]string{{"NODE", "BACKEND", "MIXED", "NFT RULES", "LEGACY RULES", "NATIVE TABLES", "UNGUARDED CHAINS", "SINGLE RULES", "WHY"}}
 	for _, n := range r.Nodes {

@@ -40,7 +40,8 @@ type fleet struct {
 	without int
 }
 
-// open lists the pods, and returns the named or selected nodes.
+// open lists canaryd's pods for a command, and returns the named or selected nodes, or all with
+// a pod. A node without a pod stays in the list, and why says so.
 func (o *options) open(ctx context.Context, to streams) (*fleet, error) {
 	f := &fleet{options: o, kubectl: kubectl{o.program, o.global}}
 	pods, err := f.list(ctx, to, "PodList", "/api/v1/namespaces/"+url.PathEscape(o.namespace)+"/pods", o.pods)
@@ -124,8 +125,8 @@ const (
 	mostPods = 200_000
 )
 
-// list returns the objects with some labels. It reads them page by page, because kubectl get
-// would hold all of them in memory, twice.
+// list returns the objects with some labels; kind is the kind of the list, such as PodList. It
+// reads them page by page, because kubectl get would hold all of them in memory, twice.
 func (f *fleet) list(ctx context.Context, to streams, kind, path, labels string) ([]item, error) {
 	var all []item
 	for next := ""; ; {
@@ -156,7 +157,8 @@ func (f *fleet) list(ctx context.Context, to streams, kind, path, labels string)
 	}
 }
 
-// readList decodes one page of a list of the API server.
+// readList decodes one page of a list of the API server. next is the token of the next page; ""
+// after the last.
 func readList(text []byte, kind string) (items []item, next string, err error) {
 	var list struct {
 		Kind     string
@@ -172,8 +174,8 @@ func readList(text []byte, kind string) (items []item, next string, err error) {
 	return list.Items, list.Metadata.Continue, nil
 }
 
-// nodesOf returns the nodes of pods by name. If a node has several pods, the running one
-// counts.
+// nodesOf returns the nodes of pods by name, for open. If a node has several pods, the running
+// one counts. container is the name of canaryd's container.
 func nodesOf(pods []item, container string) map[string]node {
 	all := map[string]node{}
 	for _, p := range pods {
@@ -185,7 +187,8 @@ func nodesOf(pods []item, container string) map[string]node {
 	return all
 }
 
-// worth orders pods of one node.
+// worth orders pods of one node: a running pod, then a running one that is being deleted, then
+// others.
 func worth(n node) int {
 	switch {
 	case n.why == "" && !n.info.Leaving:
@@ -197,8 +200,9 @@ func worth(n node) int {
 	}
 }
 
-// nodeOf returns the node of a pod. A pod that is not scheduled yet has the node's name in its
-// affinity, because the controller of DaemonSets puts it there.
+// nodeOf returns the node of a pod; its why is "" if the container runs, and commands can query
+// it. A pod that is not scheduled yet has the node's name in its affinity, because the
+// controller of DaemonSets puts it there.
 func nodeOf(p item, container string) node {
 	n := node{name: p.Spec.NodeName, pod: p.Metadata.Name}
 	n.info = podInfo{Pod: clip(p.Metadata.Name), Phase: clip(p.Status.Phase), Leaving: p.Metadata.DeletionTimestamp != ""}
@@ -238,8 +242,8 @@ func nodeOf(p item, container string) node {
 	return n
 }
 
-// countMissing counts the nodes on which the DaemonSet should have a pod and has none. A user
-// who may not list DaemonSets gets a note.
+// countMissing counts in f.without the nodes on which the DaemonSet should have a pod and has
+// none. A user who may not list DaemonSets gets a note.
 func (f *fleet) countMissing(ctx context.Context, to streams) {
 	path := "/apis/apps/v1/namespaces/" + url.PathEscape(f.namespace) + "/daemonsets"
 	a := f.kubectl.run(ctx, mostPage, "get", "--raw", path+"?"+url.Values{"labelSelector": {f.pods}}.Encode())
@@ -264,7 +268,8 @@ func (f *fleet) exec(ctx context.Context, n node, most int, words ...string) ans
 	return f.bounded(ctx, n, most, append([]string{"exec", "--namespace=" + f.namespace, "--container=" + f.container, n.pod, "--", "canaryd"}, words...)...)
 }
 
-// bounded runs kubectl for a node, for at most --timeout.
+// bounded runs kubectl for a node, for at most --timeout, and reads at most most bytes of its
+// answer. Without a running pod (why) it fails at once.
 func (f *fleet) bounded(ctx context.Context, n node, most int, words ...string) answer {
 	if n.why != "" {
 		return answer{err: errors.New(n.why)}

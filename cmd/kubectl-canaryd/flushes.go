@@ -47,6 +47,8 @@ type flushesReply struct {
 	rows []flushRow
 }
 
+// runFlushes lists the flushes of all nodes within --since. The code is exitError if a node is
+// silent or the list is incomplete.
 func runFlushes(ctx context.Context, o *options, to streams) (int, error) {
 	f, err := o.open(ctx, to)
 	if err != nil {
@@ -111,6 +113,8 @@ func recent(all []api.Flush, since time.Time) []api.Flush {
 	return slices.DeleteFunc(slices.Clone(all), func(f api.Flush) bool { return f.Latest().Before(since) && !f.Open() })
 }
 
+// flushRowOf returns the row of a flush for people. Its program and place (in) are the first
+// known culprit's; writePrograms groups by them.
 func flushRowOf(node string, f api.Flush, now time.Time) flushRow {
 	families, tables, native := f.Where()
 	row := flushRow{
@@ -133,7 +137,8 @@ func flushRowOf(node string, f api.Flush, now time.Time) flushRow {
 	return row
 }
 
-// flushJSON returns the line of docs/architecture.md, without its lists if it is too long.
+// flushJSON returns the line of docs/architecture.md for -o json, without its lists if it is
+// too long. A node may send any record: a line that is still too long is an error.
 func flushJSON(node string, f api.Flush, now time.Time) (json.RawMessage, error) {
 	line := f.Line(node, f.Stage(now))
 	text, err := json.Marshal(line)
@@ -146,7 +151,8 @@ func flushJSON(node string, f api.Flush, now time.Time) (json.RawMessage, error)
 	return text, err
 }
 
-// writeFlushes writes the programs that flushed, then each flush.
+// writeFlushes writes for people the programs that flushed, then each flush, and then the nodes
+// whose flushes may be missing.
 func writeFlushes(w io.Writer, o *options, r flushesReply) {
 	if len(r.rows) == 0 {
 		fmt.Fprintf(w, "no flush within %s on the nodes that answered\n", o.since)
@@ -219,7 +225,7 @@ func writeSilent(w io.Writer, all []silence) {
 // mostListed bounds the names in a sentence.
 const mostListed = 50
 
-// listed joins names, the first ones of many.
+// listed joins names of nodes, at most mostListed, and counts the others.
 func listed(names []string) string {
 	var words []string
 	for _, name := range names[:min(len(names), mostListed)] {

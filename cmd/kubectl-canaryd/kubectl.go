@@ -40,7 +40,9 @@ func (k kubectl) run(ctx context.Context, most int, words ...string) answer {
 	return k.runWith(ctx, nil, nil, most, words...)
 }
 
-// runWith executes kubectl for the user: it may ask for a password, and write any message.
+// runWith executes kubectl for the user, who may type a password on in and reads its messages
+// on says (nil: none). It stops kubectl after more than most bytes. An exit code is no err of
+// the answer.
 func (k kubectl) runWith(ctx context.Context, in *os.File, says io.Writer, most int, words ...string) answer {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -75,7 +77,8 @@ func (k kubectl) runWith(ctx context.Context, in *os.File, says io.Writer, most 
 	return a
 }
 
-// failed returns why an answer is a failure: kubectl's error, or else its last words.
+// failed returns why an answer is a failure: kubectl's error, or else its last words; nil if
+// the exit code is 0.
 func (a answer) failed() error {
 	switch {
 	case a.err != nil:
@@ -94,6 +97,8 @@ type bounded struct {
 	full func()
 }
 
+// Write keeps the output of kubectl. A write above most calls full, which ends kubectl, and is
+// dropped.
 func (b *bounded) Write(p []byte) (int, error) {
 	if b.Len()+len(p) > b.most {
 		b.full()
@@ -110,6 +115,7 @@ func (b *bounded) ReadFrom(r io.Reader) (int64, error) {
 // tail keeps the last written bytes.
 type tail struct{ text []byte }
 
+// Write keeps the end of the messages of kubectl, for last.
 func (t *tail) Write(p []byte) (int, error) {
 	const kept = 4096
 	t.text = append(t.text, p...)
@@ -119,8 +125,9 @@ func (t *tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// last returns the last line with a message. kubectl exec ends with the exit code of the
-// program in the pod, after that program's own words.
+// last returns the last line with a message, as the reason of a failure; "" if there is none.
+// kubectl exec ends with the exit code of the program in the pod, after that program's own
+// words.
 func (t *tail) last() string {
 	lines := strings.Split(strings.TrimSpace(string(t.text)), "\n")
 	for _, line := range slices.Backward(lines) {
@@ -134,7 +141,8 @@ func (t *tail) last() string {
 // mostText bounds another program's text in a row, in bytes.
 const mostText = 400
 
-// clip bounds a text of another program.
+// clip bounds a text of another program: the answer of a pod must not fill the terminal or the
+// memory.
 func clip(text string) string {
 	if len(text) <= mostText {
 		return text

@@ -48,6 +48,7 @@ type streams struct {
 	now      func() time.Time
 }
 
+// commands returns all commands, in the order of help.
 func commands() []command {
 	return []command{
 		{"status", "a row for each node, the worst first", aboutStatus, nil, runStatus},
@@ -98,6 +99,7 @@ Exit code: 0, 2 an answer is missing, or trouble.
 `
 )
 
+// main runs one command line until it ends, or until SIGINT or SIGTERM ends ctx.
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	to := streams{
@@ -150,6 +152,7 @@ func run(ctx context.Context, args []string, to streams) int {
 
 const helpWidth = 100
 
+// helpAll prints the help of the program: all commands, the exit codes and the common flags.
 func helpAll(w io.Writer) {
 	fmt.Fprint(w, about)
 	for _, c := range commands() {
@@ -169,7 +172,8 @@ func say(to streams, text string) {
 	_, _ = fmt.Fprintln(to.err, "kubectl canaryd:", terminal.Plain(terminal.OneLine(text)))
 }
 
-// version returns the version of this program, and the commit of its build.
+// version returns the version of this program, and the commit of its build; "unknown" without a
+// record.
 func version() (number, commit string) {
 	number, commit = linkedVersion, linkedCommit
 	if info, ok := debug.ReadBuildInfo(); ok && number == "" {
@@ -183,6 +187,7 @@ func version() (number, commit string) {
 	return cmp.Or(number, "unknown"), cmp.Or(commit, "unknown")
 }
 
+// runVersion prints the version of this program, and queries no node.
 func runVersion(_ context.Context, o *options, to streams) (int, error) {
 	number, commit := version()
 	answer := struct {
@@ -194,7 +199,7 @@ func runVersion(_ context.Context, o *options, to streams) (int, error) {
 	})
 }
 
-// show prints value as JSON if output says so, and else the text for people.
+// show prints value as JSON if output (-o) is "json", and else the text of write, for people.
 func show(w io.Writer, output string, value any, write func(io.Writer)) error {
 	if output == "json" {
 		return terminal.JSON(w, value)

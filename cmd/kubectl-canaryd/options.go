@@ -42,6 +42,8 @@ var (
 	shorthands        = map[string]string{"server": "s", "v": "v"}
 )
 
+// flagSet returns cmd's flags, the common ones and kubectl's; kubectl's are hidden, and
+// complete passes them on. The zero command has only the common ones.
 func (o *options) flagSet(cmd command) *pflag.FlagSet {
 	all := pflag.NewFlagSet("kubectl canaryd", pflag.ContinueOnError)
 	all.StringVarP(&o.nodes, "selector", "l", "", "only nodes with these labels")
@@ -80,7 +82,8 @@ func (o *options) flagSet(cmd command) *pflag.FlagSet {
 	return flags
 }
 
-// complete checks the values, and takes kubectl's flags.
+// complete checks the values of the parsed flags, and takes kubectl's flags and the names of
+// nodes. Its error names every wrong flag in one line.
 func (o *options) complete(flags *pflag.FlagSet) error {
 	o.names = flags.Args()
 	flags.Visit(func(f *pflag.Flag) {

@@ -39,7 +39,8 @@ func runResume(ctx context.Context, o *options, to streams) (int, error) {
 	return o.change(ctx, to, "This ends the pause of replays: lost rules are put back at once.", false, "resume", "-o", "json")
 }
 
-// change runs a command on all selected nodes, once the user has seen their list.
+// change runs a command (words) on all selected nodes, once the user has seen their list: pause
+// or resume. meaning explains it to the user; paused is the state that each answer must show.
 func (o *options) change(ctx context.Context, to streams, meaning string, paused bool, words ...string) (int, error) {
 	if !o.all && o.nodes == "" && len(o.names) == 0 {
 		return exitError, errors.New("name nodes, select them with -l, or say --all")
@@ -74,7 +75,8 @@ func (o *options) change(ctx context.Context, to streams, meaning string, paused
 	return code, show(to.out, o.output, reply, func(w io.Writer) { writePaused(w, reply) })
 }
 
-// agreed shows the nodes and asks the user.
+// agreed shows the nodes to the user, and reports whether a change may go on; false without a
+// terminal.
 func (f *fleet) agreed(ctx context.Context, to streams, meaning string) bool {
 	var names []string
 	for _, n := range f.nodes {
@@ -84,7 +86,8 @@ func (f *fleet) agreed(ctx context.Context, to streams, meaning string) bool {
 	return terminal.Agreed(ctx, to.in, to.err, "Go on?")
 }
 
-// pauseRowOf reads the answer to canaryd pause or resume with -o json.
+// pauseRowOf reads the answer to canaryd pause or resume with -o json. An answer that does not
+// show the wanted state paused is an error.
 func pauseRowOf(n node, a answer, paused bool) (pauseRow, error) {
 	if err := a.failed(); err != nil {
 		return pauseRow{}, err
@@ -102,6 +105,8 @@ func pauseRowOf(n node, a answer, paused bool) (pauseRow, error) {
 	return pauseRow{Node: n.name, Paused: &paused, Until: reply.Until.UTC(), WasPaused: *reply.WasPaused}, nil
 }
 
+// writePaused writes the state of each node and then the sum. A silent node may be paused or
+// not.
 func writePaused(w io.Writer, r pauseReply) {
 	rows := [][]string{{"NODE", "PAUSED", "UNTIL", "BEFORE", "WHY"}}
 	for _, n := range r.Nodes {

@@ -23,6 +23,8 @@ const redacted = "(redacted)"
 // removed: err, reason and by may quote rules and command lines, and so may a new key.
 var harmless = map[string]*regexp.Regexp{}
 
+// init fills harmless: the keys of a log line whose values may be shown, with the form that the
+// values must have.
 func init() {
 	name, number := regexp.MustCompile(``), regexp.MustCompile(`^"?-?[0-9][0-9A-Za-zµ.:+-]*"?$`)
 	for _, key := range []string{"backend", "chain", "chains", "families", "family", "flush", "generation", "kind", "mode", "outcome", "outcomes", "result", "table", "tables", "version"} {
@@ -36,7 +38,8 @@ func init() {
 	}
 }
 
-// shown returns a harmless value, and instead for any other.
+// shown returns a value if its key is harmless and the value has the key's form, and instead
+// for any other. Unknown keys of a log are thus redacted.
 func shown(key, value, instead string) string {
 	if is := harmless[key]; is != nil && is.MatchString(value) {
 		return value
@@ -44,8 +47,9 @@ func shown(key, value, instead string) string {
 	return instead
 }
 
-// redactLog returns a log without rules, comments, addresses and command lines. Unknown lines
-// are only counted, because another program may have written them.
+// redactLog returns a log for the archive without rules, comments, addresses and command lines.
+// Unknown lines are only counted, because another program may have written them. With
+// unredacted all lines stay.
 func redactLog(log []byte, unredacted bool) []byte {
 	var b bytes.Buffer
 	foreign := 0
@@ -77,7 +81,8 @@ var header = regexp.MustCompile(`^[IWEF]\d{4} \d\d:\d\d:\d\d\.\d{6} +\d+ [\w.?-]
 // trace matches the lines of Go's stack traces that only have places in canaryd's source.
 var trace = regexp.MustCompile(`^(goroutine \d+ [\w =*]*\[[a-zA-Z ]+(, \d+ minutes)?\]:|\t/[\w./@+-]+\.go:\d+( \+0x[0-9a-f]+)?|panic: runtime error: [a-z ]+)`)
 
-// redactLine returns a line without its secrets; false if it is no line of canaryd's.
+// redactLine returns a line of a log without its secrets; false if it is no line of canaryd's.
+// Of a trace of Go it keeps the known form.
 func redactLine(line string) (string, bool) {
 	if strings.HasPrefix(line, "{") {
 		return redactJSON([]byte(line))
@@ -89,7 +94,8 @@ func redactLine(line string) (string, bool) {
 	return known, known != ""
 }
 
-// redactValues redacts a message in quotes, and the keys with values after it.
+// redactValues redacts a message in quotes, and the keys with values after it. If it cannot
+// split the text, the rest is redacted.
 func redactValues(text string) string {
 	message, rest, ok := quoted(text)
 	if !ok {
@@ -110,7 +116,8 @@ func redactValues(text string) string {
 
 var keys = regexp.MustCompile(`^ ([A-Za-z][A-Za-z0-9]{0,39})=`)
 
-// pair takes a key and its value off the text: a string in quotes, JSON, or a word.
+// pair takes a key and its value off the text: a string in quotes, JSON, or a word. ok is false
+// if the text does not begin with a pair.
 func pair(text string) (key, value, rest string, ok bool) {
 	m := keys.FindStringSubmatch(text)
 	if m == nil {
@@ -138,7 +145,8 @@ func pair(text string) (key, value, rest string, ok bool) {
 	return key, value, rest, ok && (rest == "" || rest[0] == ' ')
 }
 
-// quoted takes a string of Go off the text, with its quotes.
+// quoted takes a string of Go off the text, with its quotes. ok is false if the text does not
+// begin with one.
 func quoted(text string) (value, rest string, ok bool) {
 	value, err := strconv.QuotedPrefix(text)
 	if err != nil || !strings.HasPrefix(value, `"`) {
@@ -147,7 +155,8 @@ func quoted(text string) (value, rest string, ok bool) {
 	return value, text[len(value):], true
 }
 
-// redactJSON redacts a line of JSON: of a flush, or of the log.
+// redactJSON redacts a line of JSON: of a flush, or of the log; false if it is neither, and is
+// left out.
 func redactJSON(line []byte) (string, bool) {
 	if !utf8.Valid(line) || tooLarge(line) {
 		return "", false
@@ -200,7 +209,8 @@ var quad = regexp.MustCompile(`[0-9]{1,3}(\.[0-9]{1,3}){3}`)
 
 const address = "(address)"
 
-// withoutAddresses returns text without IP addresses and URLs.
+// withoutAddresses returns text without IP addresses and URLs: the last step before a file
+// enters the archive, for words that no other step knew.
 func withoutAddresses(text []byte) []byte {
 	return maybeAddress.ReplaceAllFunc(text, func(found []byte) []byte {
 		word := string(found)

@@ -49,6 +49,7 @@ var worstFirst = []api.HealthState{
 // flushesWithin is the time for which a status counts flushes.
 const flushesWithin = 24 * time.Hour
 
+// runStatus prints the state of each node, the worst first. Its exit code is reply.code().
 func runStatus(ctx context.Context, o *options, to streams) (int, error) {
 	f, err := o.open(ctx, to)
 	if err != nil {
@@ -58,7 +59,8 @@ func runStatus(ctx context.Context, o *options, to streams) (int, error) {
 	return reply.code(), show(to.out, o.output, reply, func(w io.Writer) { writeFleet(w, reply) })
 }
 
-// status queries all nodes for their status, and returns a row for each. take gets each status.
+// status queries all nodes for their status, and returns a row for each. take gets each status,
+// one at a time; its error makes the node count as one without an answer.
 func (f *fleet) status(ctx context.Context, to streams, take func(node, api.Status) error) statusReply {
 	type known struct {
 		row    statusRow
@@ -81,6 +83,7 @@ func (f *fleet) status(ctx context.Context, to streams, take func(node, api.Stat
 	return reply
 }
 
+// add adds a node's row, and counts it by its state.
 func (r *statusReply) add(row statusRow) {
 	r.Nodes = append(r.Nodes, row)
 	r.States[row.State]++
@@ -89,13 +92,15 @@ func (r *statusReply) add(row statusRow) {
 	}
 }
 
+// sort sorts the rows by rank, and then by name.
 func (r *statusReply) sort() {
 	slices.SortFunc(r.Nodes, func(a, b statusRow) int {
 		return cmp.Or(cmp.Compare(a.rank(), b.rank()), cmp.Compare(a.Node, b.Node))
 	})
 }
 
-// rowOf returns the row of a node, from its status or from the error.
+// rowOf returns the row of a node from its status s and health h. If err is not nil, the row
+// says so, and the node's state is unknown.
 func rowOf(n node, s api.Status, h api.Health, err error, now time.Time) statusRow {
 	row := statusRow{Node: n.name, Pod: n.pod, State: api.StateUnknown}
 	if err != nil {

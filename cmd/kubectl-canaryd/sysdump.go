@@ -33,6 +33,8 @@ func newDump(w io.Writer, when time.Time, whole bool) *dump {
 	return &dump{tar: tar.NewWriter(zip), gzip: zip, when: when, whole: whole}
 }
 
+// add adds a file to the archive. Unless the user wants it unredacted (whole), it replaces
+// addresses.
 func (d *dump) add(path string, text []byte) error {
 	if !d.whole { // kubectl's errors have addresses, and so may the words of an error in a status
 		text = withoutAddresses(text)
@@ -47,7 +49,8 @@ func (d *dump) add(path string, text []byte) error {
 
 func (d *dump) close() error { return errors.Join(d.tar.Close(), d.gzip.Close()) }
 
-// folder returns the folder of a node. An invalid name does not lead to another folder.
+// folder returns the folder of a node in the archive. An invalid name does not lead to another
+// folder: the node gets a number instead.
 func (d *dump) folder(name string) string {
 	if !isName(name) {
 		d.count++
@@ -68,6 +71,8 @@ type file struct {
 	text []byte
 }
 
+// add adds a file of a node, or notes for the archive's README why it is missing. It adds
+// nothing after an error.
 func (n *nodeFiles) add(name string, text []byte, err error) {
 	if err != nil {
 		n.silent = append(n.silent, name+": "+cell(err.Error()))
@@ -90,6 +95,8 @@ type sysdumpReply struct {
 	WithoutPod int    `json:"withoutPod,omitempty"`
 }
 
+// runSysdump writes the archive of all nodes into a new file. If a node or a file of it is
+// missing, the code is exitError and the archive stays. If writing fails, the file is removed.
 func runSysdump(ctx context.Context, o *options, to streams) (int, error) {
 	f, err := o.open(ctx, to)
 	if err != nil {
@@ -119,7 +126,9 @@ func runSysdump(ctx context.Context, o *options, to streams) (int, error) {
 	})
 }
 
-// dump writes the archive.
+// dump writes the archive to out for runSysdump: first each node's files, as nodes answer, then
+// the summary. An error means that the archive is unusable. A silent node is no error; the
+// reply counts it.
 func (f *fleet) dump(ctx context.Context, to streams, out *os.File, when time.Time) (sysdumpReply, error) {
 	d := newDump(out, when, f.unredacted)
 	reply := sysdumpReply{Nodes: len(f.nodes), WithoutPod: f.without}
@@ -172,7 +181,8 @@ func (f *fleet) dump(ctx context.Context, to streams, out *os.File, when time.Ti
 	return reply, err
 }
 
-// filesOf queries one node for all its files in the archive.
+// filesOf queries one node for all its files in the archive. A file that it cannot get is noted
+// in silent. now dates the flushes in its row.
 func (f *fleet) filesOf(ctx context.Context, n node, now time.Time) (files nodeFiles) {
 	files.addJSON("pod.json", n.info)
 	s, h, err := statusOf(f.exec(ctx, n, mostStatus, "status", "-o", "json"))
@@ -196,7 +206,7 @@ func (f *fleet) filesOf(ctx context.Context, n node, now time.Time) (files nodeF
 	return files
 }
 
-// version adds the version of canaryd in a pod.
+// version adds the version of canaryd in a pod, from the answer to canaryd version -o json.
 func (n *nodeFiles) version(a answer) {
 	var v struct {
 		Version string `json:"version"`
@@ -215,6 +225,7 @@ func (n *nodeFiles) version(a answer) {
 	n.addJSON("version.json", v)
 }
 
+// log adds the redacted log of a pod, or notes why it is missing.
 func (n *nodeFiles) log(name string, f *fleet, a answer) {
 	if err := a.failed(); err != nil {
 		n.add(name, nil, err)
@@ -231,7 +242,8 @@ func (f *fleet) logs(ctx context.Context, n node, more ...string) answer {
 	return f.bounded(ctx, n, 2*mostLog, append(append(words, more...), n.pod)...)
 }
 
-// kubernetes returns the versions of kubectl and the API server. Their absence is no failure.
+// kubernetes returns the versions of kubectl and the API server as a file of the archive. Their
+// absence is no failure: the file then has an error.
 func (f *fleet) kubernetes(ctx context.Context) []byte {
 	type version struct {
 		GitVersion string `json:"gitVersion,omitempty"`
@@ -257,6 +269,8 @@ func (f *fleet) kubernetes(ctx context.Context) []byte {
 	return append(terminal.PlainJSON(text), '\n')
 }
 
+// readme returns the archive's README: its files, and the missing ones with the reasons in
+// silent.
 func (f *fleet) readme(when time.Time, silent []string) string {
 	number, commit := version()
 	var b strings.Builder

@@ -74,6 +74,7 @@ func (a *List) Learn(id rules.TableID, before, after rules.Section, read culprit
 // Add plans the report of a removal.
 func (a *List) Add(x Removal, now time.Time) { a.fresh, a.At = append(a.fresh, x), now }
 
+// chainsByName returns a section's chains by their name.
 func chainsByName(s rules.Section) map[string]rules.Chain {
 	by := make(map[string]rules.Chain, len(s.Chains))
 	for _, c := range s.Chains {
@@ -82,7 +83,8 @@ func chainsByName(s rules.Section) map[string]rules.Chain {
 	return by
 }
 
-// allGone reports whether each rule of a chain led to a chain that is gone now.
+// allGone reports whether each rule of a chain led to a chain that is gone now. An emptied
+// chain then is part of the owner's cleaning. before and left are the chains before and after.
 func allGone(c rules.Chain, before, left map[string]rules.Chain) bool {
 	return !slices.ContainsFunc(c.Rules, func(r rules.Rule) bool {
 		_, stood := before[r.Target]
@@ -95,13 +97,15 @@ func jumpsTo(s rules.Section, chain string) bool {
 	return slices.ContainsFunc(s.Jumps, func(h rules.Jump) bool { return h.Into() == chain })
 }
 
+// leadsTo reports whether a rule or a jump of the section has the chain as its target.
 func leadsTo(s rules.Section, chain string) bool {
 	return jumpsTo(s, chain) || slices.ContainsFunc(s.Chains, func(c rules.Chain) bool {
 		return slices.ContainsFunc(c.Rules, func(r rules.Rule) bool { return r.Target == chain })
 	})
 }
 
-// Due returns the removals to report now.
+// Due returns the removals to report now, and ends the wait (At). Daemon.sayAccepted logs them,
+// and shows them in the status.
 func (a *List) Due(now time.Time) (fresh []Removal) {
 	a.said = a.Lately(now)
 	fresh = a.fresh
@@ -110,7 +114,7 @@ func (a *List) Due(now time.Time) (fresh []Removal) {
 }
 
 // Counts reports whether a removal from the same place was reported within acceptedFor. If so,
-// x counts the rules of both.
+// x counts the rules of both, and replaces the earlier report.
 func (a *List) Counts(x *Removal) bool {
 	i := slices.IndexFunc(a.said, x.Accepted.SamePlace)
 	if i < 0 {
@@ -143,7 +147,8 @@ func (a *List) Withdraw(id rules.TableID, since time.Time) {
 	delete(a.shrinking, id)
 }
 
-// OfNative returns a removal from a native table that a read of that time showed.
+// OfNative returns a removal from a native table that a read of that time showed, for the List.
+// commit is the removing commit; its zero value is an unknown one.
 func OfNative(id tableid.TableID, read time.Time, r native.Removed, commit nft.Commit) Removal {
 	a := Removal{Commit: commit,
 		Accepted: api.Accepted{Time: read, Family: id.Family, Table: id.Name, Native: true, Rules: r.Gone, Left: r.Left}}
@@ -160,8 +165,9 @@ func OfNative(id tableid.TableID, read time.Time, r native.Removed, commit nft.C
 	return a
 }
 
-// GoneFrom counts the losses of a table. much reports whether the table lost all its content,
-// or more than half of it. Rules that its owner replaced are not lost.
+// GoneFrom counts the losses of an unguarded table between two reads; nil is no table. much
+// reports whether it lost all its content, or more than half of it: only that is reported.
+// Rules that its owner replaced are not lost.
 func GoneFrom(before, now *rules.Table) (a Removal, much bool) {
 	if before == nil || leavesOut(before) || leavesOut(now) {
 		return a, false
@@ -201,8 +207,9 @@ func (a Removal) IsRemoval() bool {
 
 func (a Removal) largeSet() bool { return a.Set != "" && a.Rules >= muchOfTable }
 
-// Record returns the record of the removal. It extends the last record if the same process has
-// just removed other rules.
+// Record returns the flush record of the removal. It extends the newest record of journal if
+// the same process has just removed other rules. newID gives a new record its ID, from the
+// time.
 func (a Removal) Record(journal flushes.History, newID func(time.Time) string) api.Flush {
 	r := api.Flush{Time: cmp.Or(a.Seen, a.Time), Outcome: api.TakenForOwners}
 	if len(journal) > 0 {
@@ -239,10 +246,10 @@ func (a Removal) Record(journal flushes.History, newID func(time.Time) string) a
 	return r
 }
 
-// ByOwner reports whether the owner of all lost rules is known to have removed them. It also
-// reports true for a kube-proxy that leaves: its last step removes its canary, too, which
-// otherwise stays. An owner may remove rules of others, like kube-router, which restores whole
-// tables.
+// ByOwner reports whether the owner of all lost rules is known to have removed them. Such a
+// removal gets no record. proxyStands: kube-proxy's canary still exists. A kube-proxy that
+// leaves removes it last, which also counts as the owner. An owner may remove rules of others:
+// kube-router restores whole tables.
 func (a Removal) ByOwner(proxyStands bool) bool {
 	if a.By != nil && len(a.By.Ancestors) > 0 {
 		names := append([]string{a.By.Comm}, a.By.Ancestors...)

@@ -22,8 +22,9 @@ type Policies struct {
 	Drops []api.PolicyDrop // the chains whose policy has become DROP since
 }
 
-// Follow takes the policies of chains that a read showed, and returns the new policies of DROP.
-// d has their table, the time, and the flush of that time.
+// Follow takes the policies (seen) of chains that a read showed, and returns the new policies
+// of DROP. d has their table, the time, and the flush of that time. A chain that seen lacks is
+// skipped.
 func (p *Policies) Follow(chains []string, seen map[string]string, d api.PolicyDrop) (fresh []api.PolicyDrop) {
 	known := maps.Clone(p.Known)
 	if known == nil {
@@ -50,14 +51,14 @@ type Closings struct {
 	At    time.Time // when they are logged; zero: there are none
 }
 
-// Add plans the log lines of policies.
+// Add plans the log lines of policies: at At the loop calls Say.
 func (c *Closings) Add(fresh []api.PolicyDrop) {
 	if len(fresh) > 0 {
 		c.fresh, c.At = append(c.fresh, fresh...), time.Now()
 	}
 }
 
-// Say logs the policies that have become DROP. acceptIt is the command that accepts them.
+// Say logs the policies that have become DROP, once. acceptIt is the command that accepts them.
 func (c *Closings) Say(ctx context.Context, acceptIt string) {
 	for _, p := range c.fresh {
 		severity.Warnings(klog.FromContext(ctx)).Info("The policy of a chain has become DROP; canaryd leaves it, and the kernel drops packets that no rule accepts",
@@ -66,7 +67,8 @@ func (c *Closings) Say(ctx context.Context, acceptIt string) {
 	c.fresh, c.At = nil, time.Time{}
 }
 
-// Dismiss accepts the policies that have become DROP, and returns their chains' names.
+// Dismiss accepts the policies that have become DROP (canaryd dismiss), and returns their
+// chains' names. They are not reported again.
 func (p *Policies) Dismiss() (chains []string) {
 	for _, d := range p.Drops {
 		chains = append(chains, d.String())

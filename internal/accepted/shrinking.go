@@ -29,7 +29,8 @@ type shrinking struct {
 	chains      map[string]int // rules, of the chains that have fewer now
 }
 
-// shrink returns the series of losses to which a loss of a table now belongs.
+// shrink returns the series of losses to which a loss of a table now belongs. A new one begins
+// if the last loss is shrinksOn ago, or the series has lasted for shrinksFor.
 func (a *List) shrink(id rules.TableID, now time.Time) *shrinking {
 	s := a.shrinking[id]
 	if s == nil || now.Sub(s.last) >= shrinksOn || now.Sub(s.began) >= shrinksFor {
@@ -41,8 +42,9 @@ func (a *List) shrink(id rules.TableID, now time.Time) *shrinking {
 	return s
 }
 
-// take adds the losses of a section, and returns the losses that have become large. A chain is
-// not lost because no protected rule leads to it any more.
+// take adds the losses between two learned sections to the series, and returns the losses that
+// have become large, for the report. A chain is not lost because no protected rule leads to it
+// any more.
 func (s *shrinking) take(before, after rules.Section, now time.Time) []Removal {
 	if before.RuleCount() != s.left {
 		*s = shrinking{began: now} // rules are back, but not by their owner
@@ -91,7 +93,8 @@ func (s *shrinking) take(before, after rules.Section, now time.Time) []Removal {
 	return list
 }
 
-// add counts the rules that each chain has lost or gained.
+// add counts the rules that each chain has lost or gained between before and after. A chain
+// whose gains make up for its losses is forgotten.
 func (s *shrinking) add(before, after map[string]rules.Chain, now time.Time) {
 	count := func(name string, gone int) {
 		known := s.chains[name]

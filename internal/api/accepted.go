@@ -40,7 +40,8 @@ func (a Accepted) SamePlace(o Accepted) bool {
 	return a.Family == o.Family && a.Table == o.Table && a.Chain == o.Chain && a.Rule == o.Rule && a.Set == o.Set
 }
 
-// ByText names the process in a few words.
+// ByText names the process in a few words, for the log and status; "unknown" if it is not
+// known.
 func (a Accepted) ByText() string {
 	if a.By == nil {
 		return "unknown"
@@ -52,7 +53,8 @@ func (a Accepted) ByText() string {
 	return text
 }
 
-// String names the place and counts the removed rules, without the process.
+// String names the place and counts the removed rules, without the process: "ipv4 nat
+// KUBE-SERVICES lost 40 rules, 2 left".
 func (a Accepted) String() string {
 	place, part := fmt.Sprintf("%s %s", a.Family, a.Table), "rule"
 	if a.Native {

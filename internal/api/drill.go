@@ -92,8 +92,9 @@ func AlertOfFlush(fires bool) DrillAlert {
 	return DrillAlert{Name: "CanarydFlush", Severity: "info", Fires: fires}
 }
 
-// LastDrillOf returns the end of the newest drill among records, which are sorted newest first.
-// It is nil if there is none. The outcome in the record shows whether the drill passed.
+// LastDrillOf returns the end of the newest drill among records, which are sorted newest first;
+// nil if there is none. The outcome in the record shows whether the drill passed. After a
+// restart the status and --drill-every rely on it.
 func LastDrillOf(records []Flush) *DrillEnd {
 	i := slices.IndexFunc(records, func(f Flush) bool { return f.Drill != "" })
 	if i < 0 {

@@ -16,7 +16,8 @@ type Failing struct {
 // xtables lock (...)".
 func (f Failing) String() string { return "the replay fails: " + f.Reason + " (" + f.Advice + ")" }
 
-// failingText explains why lost rules are not back; "" if no replay has failed.
+// failingText explains why lost rules are not back, for the headline of Health; "" if no replay
+// has failed.
 func (s Status) failingText() string {
 	text := ""
 	for _, f := range s.Failing {

@@ -32,7 +32,8 @@ type ChainName struct {
 	Rules  int             `json:"rules"`
 }
 
-// withoutNames returns the copy that may leave through TCP: without names of chains.
+// withoutNames returns the copy that may leave through TCP (Status.Public): the chains are only
+// counted. nil stays nil.
 func (n *NotInBaseline) withoutNames() *NotInBaseline {
 	if n == nil {
 		return nil
@@ -104,6 +105,7 @@ func (f Flush) Summary() string {
 }
 
 // TakersOf names the processes that removed something from one table; "" if they are unknown.
+// The page and canaryd status --flush print it with the table.
 func (f Flush) TakersOf(t TableLoss) string {
 	var names []string
 	for _, c := range f.Culprits {
@@ -126,7 +128,8 @@ func (c Culprit) nameAndPID() string {
 	return fmt.Sprintf("%s (pid %d)", c.Comm, c.PID)
 }
 
-// PIDAndName returns "pid 3 (nft)", or the pid alone.
+// PIDAndName returns "pid 3 (nft)", or the pid alone. LockedBy of a record names the holder of
+// the xtables lock so.
 func (c Culprit) PIDAndName() string {
 	if c.Comm == "" {
 		return c.name()
@@ -145,7 +148,8 @@ type LostPod struct {
 	Gone bool `json:"gone,omitempty"`
 }
 
-// String returns the pod's namespace and name, or its container, with its host ports.
+// String returns the pod's namespace and name, or its container, with its host ports. Gone adds
+// that a replay left its rules out.
 func (p LostPod) String() string {
 	name := p.Container
 	if p.Name != "" {
@@ -291,7 +295,8 @@ func (r *Repeated) Text() string {
 	return fmt.Sprintf("%d more, the last at %s", r.Times, r.Last.UTC().Format("15:04:05 MST"))
 }
 
-// Latest returns when the last flush of the record began.
+// Latest returns when the last flush of the record began: a record counts repetitions of its
+// flush in Repeated. Status and page show it as the last flush.
 func (f Flush) Latest() time.Time {
 	if f.Repeated != nil {
 		return f.Repeated.Last
@@ -325,8 +330,8 @@ func CulpritOf(w watch.Writer) Culprit {
 		ContainerID: o.Container.ID, ContainerName: o.Container.Name, PodUID: o.Container.Pod}
 }
 
-// In names the container that the process ran in, or else its unit, in a word or two; "" if both
-// are unknown.
+// In names the container that the process ran in, or else its unit, in a word or two; "" if
+// both are unknown. kubectl canaryd flushes has a cell for it.
 func (c Culprit) In() string {
 	switch {
 	case c.ContainerName != "":
@@ -338,7 +343,8 @@ func (c Culprit) In() string {
 	}
 }
 
-// Line names the ancestors and the unit or container: " <- bash <- cron, cron.service".
+// Line names the ancestors and the unit or container: " <- bash <- cron, cron.service". Texts
+// append it to the process; it is "" if all are unknown.
 func (c Culprit) Line() string {
 	text := ""
 	for _, name := range c.Ancestors {

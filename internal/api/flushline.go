@@ -63,7 +63,8 @@ const (
 	Over                // it is over
 )
 
-// Stage returns how far the flush has got.
+// Stage returns how far the flush has got. canaryd run writes a line for each stage after
+// Fresh: a flush lasts (for LastsLong, or it waits), is back in part, or is over.
 func (f Flush) Stage(now time.Time) Stage {
 	switch {
 	case f.Outcome == reload.Partial:
@@ -84,7 +85,8 @@ func (f Flush) Line(node string, stage Stage) FlushLine {
 	return FlushLine{Event: EventFlush, Node: node, Final: stage == Over, Flush: f}
 }
 
-// Shorter returns the line without the record's longer lists.
+// Shorter returns the line without the record's longer lists and with Cut set, for a line that
+// would be longer than canaryd writes.
 func (l FlushLine) Shorter() FlushLine {
 	const kept = 3
 	short := func(c Culprit) Culprit {

@@ -20,8 +20,9 @@ func (s Status) NativeCounts() (all Counts) {
 // Status, check and page show them first then.
 func (s Status) NativeFirst() bool { return s.NativeCounts().Rules > s.Generation.Rules }
 
-// OnlyNative reports whether native tables hold all guarded rules, and all of iptables' tables are
-// in force.
+// OnlyNative reports whether native tables hold all guarded rules, and all of iptables' tables
+// are in force. status and check then show one line for iptables (IptablesText) in place of its
+// tables.
 func (s Status) OnlyNative() bool {
 	if !s.NativeFirst() || s.Generation.Rules+s.Generation.Chains > 0 || len(s.Families) == 0 {
 		return false
@@ -67,7 +68,8 @@ func (s Status) NativeText(number func(int) string) string {
 	return strings.Join(words[:last], ", ") + " and " + words[last]
 }
 
-// Text counts the losses: "62 rules, 16 chains, 3 jumps". It leaves out counts of zero.
+// Text counts the losses: "62 rules, 16 chains, 3 jumps". It leaves out counts of zero. number
+// formats a count. Without a read of the tables it is "unknown".
 func (l Lost) Text(number func(int) string) string {
 	if l.Unread {
 		return "unknown"
@@ -78,6 +80,7 @@ func (l Lost) Text(number func(int) string) string {
 	return "no rule"
 }
 
+// words returns each count that is not zero, in words.
 func (l Lost) words(number func(int) string) (words []string) {
 	for _, c := range []struct {
 		n    int
@@ -90,6 +93,7 @@ func (l Lost) words(number func(int) string) (words []string) {
 	return words
 }
 
+// counted returns "1 rule" and "2 rules"; number formats the count.
 func counted(n int, what string, number func(int) string) string {
 	if n != 1 {
 		what += "s"
@@ -97,8 +101,8 @@ func counted(n int, what string, number func(int) string) string {
 	return number(n) + " " + what
 }
 
-// TablesHit returns the iptables tables that lost a rule or a chain. If the flush hit native
-// tables, it leaves out iptables tables that lost only canaryd's marks.
+// TablesHit returns the iptables tables that lost a rule or a chain, for texts about a record.
+// If the flush hit native tables, it leaves out iptables tables that lost only canaryd's marks.
 func (f Flush) TablesHit() []TableLoss {
 	if len(f.Native) == 0 {
 		return f.Lost.Tables
@@ -108,7 +112,9 @@ func (f Flush) TablesHit() []TableLoss {
 	})
 }
 
-// Where names the families and tables that a flush hit, native tables by their names.
+// Where names the families and tables that a flush hit, native tables by their names. Lists of
+// flushes show them. A flush of native tables that took only marks of iptables' tables names
+// none of these.
 func (f Flush) Where() (families, tables, native []string) {
 	families, tables, native = Words(f.Families), Words(f.Tables), f.NativeNames()
 	if len(native) > 0 && len(f.Lost.Tables) > 0 && len(f.TablesHit()) == 0 {

@@ -96,7 +96,8 @@ func (s Status) Health() Health {
 	return Health{State: StateHealthy, Warning: s.warningText()}
 }
 
-// Ready returns nil if the node is ready, and else the problem.
+// Ready returns nil if the node is ready, and else the problem. /readyz answers by it, and a
+// drill is refused without it.
 func (s Status) Ready() error {
 	if h := s.Health(); !h.Ready() {
 		return errors.New(h.Problem)
@@ -135,7 +136,7 @@ type TableVerdict struct {
 	Verdict canary.Verdict
 }
 
-// Name names the table: "ipv4 nat", or "table ip kube-proxy".
+// Name names the table for people: "ipv4 nat", or "table ip kube-proxy".
 func (t TableVerdict) Name() string {
 	if t.Native && t.Table != allNative {
 		return "table " + t.Table
@@ -146,7 +147,8 @@ func (t TableVerdict) Name() string {
 // allNative is the name of all native tables while their names are unknown.
 const allNative = "native tables"
 
-// NativeRows returns the native tables. If none is known, it is one unknown row for all.
+// NativeRows returns the native tables. If none is known because of an error, it is one unknown
+// row for all, so that the node does not count as healthy.
 func (s Status) NativeRows() []NativeTable {
 	if s.NativeError != "" && len(s.Native) == 0 {
 		return []NativeTable{{Table: allNative, Verdict: canary.Unknown, Why: s.NativeError}}
@@ -213,6 +215,7 @@ func (t Tally) partialText() string {
 	return t.textOf(func(v TableVerdict) bool { return v.Verdict == canary.Partial })
 }
 
+// textOf names the lost tables that is accepts, each with its verdict; "" if there are none.
 func (t Tally) textOf(is func(TableVerdict) bool) string {
 	var parts []string
 	for _, v := range t.Lost {
@@ -227,6 +230,8 @@ func (t Tally) textOf(is func(TableVerdict) bool) string {
 // could not be put back". It is "" if there are none.
 func (s Status) PartialCount() string { return s.partialCount(s.Tally()) }
 
+// partialCount counts the quarantined rules and parts that could not be put back; "" if there
+// are none and no table is partial. Health and the page begin their headline with it.
 func (s Status) partialCount(all Tally) string {
 	partial := func(v TableVerdict) bool { return v.Verdict == canary.Partial }
 	parts := 0
@@ -246,7 +251,8 @@ func (s Status) partialCount(all Tally) string {
 	}
 }
 
-// shownText is CountText, "" for 0.
+// shownText is CountText, "" for 0. what is the noun in the singular; with shown items or more
+// the text says "or more".
 func shownText(n, shown int, what string) string {
 	if n == 0 {
 		return ""
@@ -265,7 +271,8 @@ func nativeParts(n int) string {
 	return fmt.Sprintf("%d parts of native tables", n)
 }
 
-// unknownText names the first table with an unknown state; "" if there is none.
+// unknownText says why the node's state is unknown; "" if it is not. It is the error of native
+// tables if no other table is unknown, else the first unknown table. all is s.Tally().
 func (s Status) unknownText(all Tally) string {
 	switch {
 	case s.NativeError != "" && !slices.ContainsFunc(all.Unknown, func(t TableVerdict) bool { return !t.Native }):
@@ -292,7 +299,8 @@ func (s Status) undeclaredText(all Tally) string {
 	return joined("; ", refused, broken)
 }
 
-// refusalOf names in one line the declared rule that blocks a table. It quotes no rule.
+// refusalOf names in one line the declared rule that blocks a table. Every user may read a
+// headline, so it quotes no rule.
 func (s Status) refusalOf(id rules.TableID) string {
 	for _, r := range s.DeclaredRefused {
 		if r.Family.Table(r.Table) == id {
@@ -325,7 +333,8 @@ func (s Status) warningText() string {
 	return joined(", and ", parts...)
 }
 
-// couldNot warns that things in force could not be put back after a loss; "" if there are none.
+// couldNot warns that n things in force could not be put back after a loss; "" if there are
+// none. counted names them with their number.
 func couldNot(n int, counted string) string {
 	switch n {
 	case 0:
@@ -337,7 +346,8 @@ func couldNot(n int, counted string) string {
 	}
 }
 
-// NotGuarded names rules and tables that exist and are not guarded; "" if there are none.
+// NotGuarded names rules and tables above canaryd's limits, which exist and are not guarded; ""
+// if there are none. It is part of the health's warning.
 func (s Status) NotGuarded() string {
 	var what []string
 	if n := len(s.LeftOut); n > 0 {

@@ -12,9 +12,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/reload"
 )
 
-// TableCell returns the name of a native table, with its family, for a table that people read.
-// A name may have up to 255 bytes of any kind. TableCell quotes a name with a blank or with
-// characters that would not show as they are, and cuts a long one.
+// TableCell returns the name of a native table ("FAMILY NAME") for a table or line that people
+// read. A name may have up to 255 bytes of any kind. TableCell quotes a name with a blank or
+// with characters that would not show as they are, and cuts it after 48 characters.
 func TableCell(name string) string {
 	const long = 48
 	family, own, _ := strings.Cut(name, " ")
@@ -124,7 +124,8 @@ func (l NativeLoss) String() string {
 	return fmt.Sprintf("%s is %s: %s (%s)", l.Table, l.Kind, lost.Text(strconv.Itoa), l.Why)
 }
 
-// NativeLossKinds returns every verdict that shows a loss of a native table.
+// NativeLossKinds returns every verdict that shows a loss of a native table, as flush records
+// name them.
 func NativeLossKinds() []canary.Verdict {
 	var kinds []canary.Verdict
 	for _, v := range []native.Verdict{native.TableDeleted, native.Emptied, native.Replaced, native.Disabled, native.Unattributed} {
@@ -133,7 +134,7 @@ func NativeLossKinds() []canary.Verdict {
 	return kinds
 }
 
-// NativeNames returns the names of the native tables that were hit.
+// NativeNames returns the names of the native tables that were hit, as "FAMILY NAME".
 func (f Flush) NativeNames() []string {
 	var names []string
 	for _, l := range f.Native {

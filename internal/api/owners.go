@@ -33,7 +33,8 @@ type Unguarded struct {
 // UnguardedShown is how many names an Unguarded has.
 const UnguardedShown = 3
 
-// evidence names the chains, rules and tables of an owner: "8 chains, 4 rules in built-in chains".
+// evidence names the chains, rules and tables by which an owner was found: "8 chains, 4 rules
+// in built-in chains". number formats a count.
 func (g GuardedOwner) evidence(number func(int) string) string {
 	var words []string
 	if g.Chains > 0 {
@@ -48,8 +49,8 @@ func (g GuardedOwner) evidence(number func(int) string) string {
 	return strings.Join(words, ", ")
 }
 
-// OwnersText names the owners by their words of --protect, with the evidence: "kube (kube-proxy: 13
-// chains; kubelet: 2 chains), docker (8 chains)".
+// OwnersText names the owners by their words of --protect, with the evidence: "kube
+// (kube-proxy: 13 chains; kubelet: 2 chains), docker (8 chains)". number formats a count.
 func OwnersText(list []GuardedOwner, number func(int) string) string {
 	var words []string
 	of := map[string][]string{}

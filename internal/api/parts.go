@@ -39,7 +39,8 @@ type BaselineName struct {
 	Reading bool   `json:"reading,omitempty"`
 }
 
-// withoutReason returns the copy that may leave through TCP, without a quote of the file.
+// withoutReason returns the copy that may leave through TCP (Status.Public), without a quote of
+// the file. A nil baseline, or one without an error, is returned as it is.
 func (b *Baseline) withoutReason() *Baseline {
 	if b == nil || b.Error == "" {
 		return b
@@ -106,7 +107,8 @@ type Nothing struct {
 	Unknown bool `json:"unknown,omitempty"`
 }
 
-// String says in one line that nothing is protected, and lists the rules found instead.
+// String says in one line that nothing is protected, and lists the rules found instead. Health
+// and the page show it in place of "healthy", because a wrong --protect looks like that.
 func (n Nothing) String() string {
 	line := "nothing is protected: no rule that --protect names or a file declares is in iptables' tables"
 	if n.Kubelet {
@@ -135,8 +137,8 @@ func (n Nothing) String() string {
 	}
 }
 
-// Begun reports whether the marks were planted, or taken over from an earlier run, and every table
-// was looked at.
+// Begun reports whether the marks were planted, or taken over from an earlier run, and every
+// table was looked at. systemd is then notified that canaryd is ready.
 func (s Status) Begun() bool {
 	if s.Stopped {
 		return true // after a cleanup there is nothing to wait for
@@ -200,7 +202,8 @@ type WaitingChain struct {
 	Reason string          `json:"reason,omitempty"`
 }
 
-// WaitingChains counts the rules of a list that wait, by chain and reason.
+// WaitingChains counts the rules of a list that wait for a quarantined rule, by chain and
+// reason. A status and the log show these counts in place of each rule.
 func WaitingChains(list []Quarantined) []WaitingChain {
 	var chains []WaitingChain
 	at := map[WaitingChain]int{}
@@ -278,7 +281,8 @@ const (
 // unusable reports whether none of the source's files can be used.
 func (e SourceError) unusable() bool { return e.InForce != AllButThis }
 
-// Line names the broken part in one line. It quotes nothing of a file.
+// Line names the broken part, and the rules that are in force instead, in one line. It quotes
+// nothing of a file, because the page shows it.
 func (e SourceError) Line() string {
 	if !e.unusable() {
 		return fmt.Sprintf("%s: a document in %s declares nothing, the rest of its file counts", e.Source, e.Where)
@@ -290,7 +294,8 @@ func (e SourceError) Line() string {
 	}[e.InForce])
 }
 
-// BrokenSource returns why the declared rules are not those of the files; nil if they are.
+// BrokenSource returns why the declared rules are not those of the files; nil if they are. The
+// node then counts as refused, and Health and the page give this reason.
 func (s Status) BrokenSource() error {
 	for _, e := range s.SourceErrors {
 		if e.unusable() {

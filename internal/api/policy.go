@@ -34,7 +34,7 @@ func (p PolicyDrop) String() string {
 	return fmt.Sprintf("%s %s %s", p.Family, p.Table, p.Chain)
 }
 
-// Left is the remark that canaryd does not open the chain.
+// Left is the remark of status and page that canaryd does not open the chain.
 func (p PolicyDrop) Left() string {
 	if p.Native {
 		return "canaryd leaves it so"

@@ -80,7 +80,8 @@ type RestoreReply struct {
 	Native []NativeRestored `json:"native,omitempty"`
 }
 
-// Proved reports whether every family and native table is proved to be in force.
+// Proved reports whether every family and native table is proved to be in force; false for an
+// empty reply. canaryd restore then exits with 0.
 func (r RestoreReply) Proved() bool {
 	for _, outcome := range r.Outcomes {
 		if !outcome.Done() {
@@ -208,7 +209,8 @@ type TableChange struct {
 // Name names the table: "ipv4 nat", or of a native table "ip kube-proxy".
 func (c TableChange) Name() string { return nameOf(c.Family.Table(c.Table), c.Native) }
 
-// nameOf names a table with its family, as iptables' tables and native ones are named.
+// nameOf names a table with its family, as iptables' tables and native ones are named for
+// people.
 func nameOf(id rules.TableID, native bool) string {
 	if native {
 		return TableCell(id.NFT())
@@ -223,7 +225,8 @@ type Counts struct {
 	Elements int `json:"elements,omitempty"`
 }
 
-// Agreement returns the agreement to exactly the removals of a preview.
+// Agreement returns the agreement to exactly the removals of a preview. The next request
+// carries it, and the daemon refuses other removals.
 func (r RestoreReply) Agreement() reload.Agreement {
 	a := reload.Agreement{}
 	for _, c := range r.Changes {
@@ -234,7 +237,7 @@ func (r RestoreReply) Agreement() reload.Agreement {
 	return a
 }
 
-// Removes counts the removals of a restore in all tables.
+// Removes counts the removals of a restore in all tables; the refusal of a restore shows them.
 func (r RestoreReply) Removes() Counts {
 	var all Counts
 	for _, c := range r.Changes {

@@ -66,7 +66,9 @@ type StandbyUse struct {
 	OpenSeconds float64 `json:"openSeconds,omitempty"`
 }
 
-// With returns the use with one more family, also if u is nil.
+// With returns the use with one more family, also if u is nil. after is the time from the first
+// evidence of the loss until the standby translated. Flush records show the use; the first
+// family's time counts.
 func (u *StandbyUse) With(f rules.Family, after time.Duration) *StandbyUse {
 	if u == nil {
 		return &StandbyUse{Families: []rules.Family{f}, AfterSeconds: after.Seconds()}
@@ -79,7 +81,7 @@ func (u *StandbyUse) With(f rules.Family, after time.Duration) *StandbyUse {
 	return &more
 }
 
-// WithTable returns the use with one more native table.
+// WithTable returns the use with one more native table, also if u is nil. after is as for With.
 func (u *StandbyUse) WithTable(table string, after time.Duration) *StandbyUse {
 	if u == nil {
 		return &StandbyUse{Families: []rules.Family{}, Tables: []string{table}, AfterSeconds: after.Seconds()}
@@ -109,6 +111,7 @@ func (u *StandbyUse) Joined(o *StandbyUse, later time.Duration) *StandbyUse {
 }
 
 // Ended returns the use after the standby was shut for a family that it translated for so long.
+// The record keeps the longest time. nil stays nil: the standby was not open.
 func (u *StandbyUse) Ended(open time.Duration) *StandbyUse {
 	if u == nil {
 		return nil

@@ -278,7 +278,8 @@ func (s Status) Public() Status {
 	return s
 }
 
-// changed returns a copy of a list, after a change to each item.
+// changed returns a copy of a list, after a change to each item: the original may be in use by
+// other goroutines.
 func changed[T any](list []T, change func(*T)) []T {
 	list = slices.Clone(list)
 	for i := range list {

@@ -84,7 +84,8 @@ func (f Flush) AbsentText(now time.Time) string {
 	return text
 }
 
-// pauseText says that replays are paused; "" if they are not.
+// pauseText says that replays are paused, and until when; "" if they are not. Health counts
+// that as a problem.
 func (s Status) pauseText() string {
 	switch {
 	case !s.Paused:

@@ -21,7 +21,8 @@ func (s Status) Differs(other Status) bool {
 	return !reflect.DeepEqual(s.watched(), other.watched())
 }
 
-// watched returns the status without the fields that change all the time.
+// watched returns the status without the fields that change all the time, so that Differs
+// ignores them.
 func (s Status) watched() Status {
 	s.LastKnown, s.LearningPendingSince, s.Stored = time.Time{}, time.Time{}, nil
 	s.Generation.Captured = time.Time{}

@@ -41,7 +41,8 @@ type Known struct {
 	changes    []rules.ChainChange
 }
 
-// Of prepares a stored baseline for comparisons. That may take 0.3 s, so do not call it in the
+// Of prepares a stored baseline for comparisons; err is the error of loading it, and
+// ErrNothingStored means that there is none. That may take 0.3 s, so do not call it in the
 // loop.
 func Of(stored reload.Baseline, err error) Known {
 	if err != nil {
@@ -58,8 +59,9 @@ func Of(stored reload.Baseline, err error) Known {
 // None returns the Known without a baseline.
 func None() Known { return Known{taken: true} }
 
-// CompareAt returns when the generation of an edition must be compared with the baseline. made
-// is a time in the past.
+// CompareAt returns when the generation of an edition must be compared with the baseline; zero
+// if that was done. made is a time in the past, for the first comparison. A costly comparison
+// waits longer.
 func (b *Known) CompareAt(edition int, made time.Time) time.Time {
 	switch {
 	case !b.Behind(edition):
@@ -84,7 +86,8 @@ func (b *Known) Compare(edition int, want rules.Generation) {
 	b.cost = b.comparedAt.Sub(start)
 }
 
-// Name names the baseline, nil if there is none.
+// Name names the baseline, nil if there is none. While its file is read, or if it is unusable,
+// the name says only that.
 func (b *Known) Name() *api.BaselineName {
 	switch {
 	case b.Err != nil:
@@ -173,7 +176,8 @@ func (b *Known) LogSet(log klog.Logger) {
 	}
 }
 
-// List adds the chains that differ to a reply, as long as there is room.
+// List adds the chains that differ to the reply of canaryd baseline, as long as there is room;
+// More counts the others. Built-in chains are first, then chains that the baseline knows.
 func (b *Known) List(r *api.BaselineReply) {
 	rank := func(c rules.ChainChange) int {
 		switch {

@@ -35,7 +35,7 @@ type group struct {
 }
 
 // groupsOf returns the control groups of this process that may limit memory: its own and its
-// visible ancestors.
+// visible ancestors, of version 1 and 2. A kernel without control groups has none.
 func groupsOf(root fs.FS) (all []group, err error) {
 	groups, err := fs.ReadFile(root, "proc/self/cgroup")
 	if errors.Is(err, fs.ErrNotExist) {
@@ -113,7 +113,8 @@ func Room(root fs.FS) (int64, error) {
 	return room, errors.Join(errs...)
 }
 
-// used returns the memory that a group uses, less the cache of files.
+// used returns the memory that a group uses, less the cache of files, which the kernel can take
+// back.
 func used(root fs.FS, g group) (int64, error) {
 	text, err := fs.ReadFile(root, path.Join(g.path, g.usage))
 	if err != nil {
@@ -139,8 +140,9 @@ func used(root fs.FS, g group) (int64, error) {
 	return n, nil
 }
 
-// visible returns the mount point of a hierarchy, and our group's path below it. In a
-// container, only its own group may be mounted, or a part of the tree without our group.
+// visible returns the mount point of a hierarchy, and our group's path below it. kind is
+// cgroup2 or cgroup (version 1). In a container, only its own group may be mounted, or a part
+// of the tree without our group; then found is false.
 func visible(mounts, kind, group string) (top, below string, found bool) {
 	for line := range strings.Lines(mounts) {
 		// ID PARENT DEVICE ROOT POINT OPTIONS [MORE] - TYPE SOURCE OPTIONS, proc_pid_mountinfo(5)
@@ -158,8 +160,8 @@ func visible(mounts, kind, group string) (top, below string, found bool) {
 	return "", "", false
 }
 
-// read returns the limit in one file. A group without the file, such as the root group, has no
-// limit.
+// read returns the limit in one file; zero if it is unlimited. A group without the file, such
+// as the root group, has no limit.
 func read(root fs.FS, name string) (Limit, error) {
 	text, err := fs.ReadFile(root, name)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -83,8 +83,9 @@ type file struct {
 // New returns a Folder that has not been read yet.
 func New(path string) *Folder { return &Folder{path: path} }
 
-// Read returns the present content of the folder. If nothing has changed, that takes one system
-// call. The error says why the content is unknown; a missing folder is an error, too.
+// Read returns the present content of the folder for pods.Watch. If nothing has changed, that
+// takes one system call. The error says why the content is unknown; a missing folder is an
+// error, too.
 func (d *Folder) Read() (Reading, error) {
 	info, err := os.Stat(d.path)
 	if err != nil {
@@ -132,7 +133,8 @@ func identity(path string) (string, error) {
 	return fmt.Sprintf("%d:%d:%d:%d.%09d", s.Dev_major, s.Dev_minor, s.Ino, s.Btime.Sec, s.Btime.Nsec), nil
 }
 
-// file reads one file, unless it is unchanged. A file that cannot be read is not understood.
+// file reads one file for Read, unless it is unchanged. A file that cannot be read is not
+// understood, and the next Read tries it again.
 func (d *Folder) file(e os.DirEntry) file {
 	info, err := e.Info()
 	if err != nil || !info.Mode().IsRegular() || info.Size() > maxBytes {
@@ -182,6 +184,8 @@ type cached struct {
 // errForeign means that libcni would not write this content under that name.
 var errForeign = errors.New("not a file of libcni")
 
+// parse returns the attachment and the pod of a file of libcni's. A file with another format,
+// or another name than its content gives, is an error: its pod stays unknown.
 func parse(name string, text []byte) (protect.Attachment, Pod, error) {
 	var c cached
 	if err := json.Unmarshal(text, &c); err != nil {
@@ -213,7 +217,8 @@ func parse(name string, text []byte) (protect.Attachment, Pod, error) {
 	return protect.Attachment{Network: c.NetworkName, Container: c.ContainerID}, pod, nil
 }
 
-// endsWithPod reports whether a network's configuration has cniVersion 0.4.0 or later.
+// endsWithPod reports whether a network's configuration has cniVersion 0.4.0 or later. Pods of
+// older ones (Pod.Ends false) do not count as alive because of their file.
 func endsWithPod(config []byte) bool {
 	var c struct {
 		CNIVersion string `json:"cniVersion"`

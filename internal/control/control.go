@@ -153,7 +153,8 @@ func NewHandler(c Controller) http.Handler {
 	return mux
 }
 
-// handle makes a handler of a function from a request to a reply.
+// handle makes a handler of a function from a request to a reply, both as JSON. A request that
+// cannot be read is a 400.
 func handle[Request, Reply any](do func(context.Context, Request) (Reply, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		request, err := decode[Request](http.MaxBytesReader(w, r.Body, maxRequest))
@@ -171,6 +172,7 @@ func bare[Reply any](do func(context.Context) (Reply, error)) func(context.Conte
 	return func(ctx context.Context, _ struct{}) (Reply, error) { return do(ctx) }
 }
 
+// writeReply answers a request with the reply as JSON, or with the failure if err is not nil.
 func writeReply(w http.ResponseWriter, reply any, err error) {
 	if err != nil {
 		writeFailure(w, err)
@@ -179,8 +181,8 @@ func writeReply(w http.ResponseWriter, reply any, err error) {
 	serve.WriteJSON(w, http.StatusOK, reply)
 }
 
-// decode reads one JSON object, without unknown fields and with nothing after it. An empty body
-// is an empty request.
+// decode reads one JSON object, without unknown fields and with nothing after it, so that no
+// mistyped field counts as its default. An empty body is an empty request.
 func decode[Request any](body io.Reader) (Request, error) {
 	var request, none Request
 	decoder := json.NewDecoder(body)
@@ -197,6 +199,7 @@ func decode[Request any](body io.Reader) (Request, error) {
 	return request, nil
 }
 
+// renderRequest returns the request of GET /v1/generation. Without a family, Family is 0.
 func renderRequest(r *http.Request) (api.RenderRequest, error) {
 	query := r.URL.Query()
 	request := api.RenderRequest{Generation: query.Get("id")}

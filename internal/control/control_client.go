@@ -58,7 +58,8 @@ type Client struct {
 	Socket string // the path of the control socket
 }
 
-// Status returns the daemon's present status.
+// Status returns the daemon's present status. It waits for statusTimeout at most: then another
+// program may hold the socket, or the daemon hangs.
 func (c Client) Status(ctx context.Context) (api.Status, error) {
 	within, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
@@ -128,7 +129,8 @@ func (c Client) Flush(ctx context.Context, r api.FlushRequest) (api.FlushReply, 
 	return call[api.FlushReply](ctx, c, http.MethodGet, "/v1/flush?"+url.Values{"name": {r.Name}}.Encode(), nil)
 }
 
-// Render returns a generation as iptables-restore input.
+// Render returns a generation as iptables-restore input, or a native table's in words. It is
+// the daemon's present generation if r names none.
 func (c Client) Render(ctx context.Context, r api.RenderRequest) (string, error) {
 	query := url.Values{}
 	if r.Generation != "" {
@@ -141,7 +143,8 @@ func (c Client) Render(ctx context.Context, r api.RenderRequest) (string, error)
 	return string(text), err
 }
 
-// call sends request as JSON, unless it is nil, and reads a Reply.
+// call sends request as JSON, unless it is nil, and reads a Reply. An answer that is none means
+// another program or version (ErrNotCanaryd).
 func call[Reply any](ctx context.Context, c Client, method, path string, request any) (Reply, error) {
 	var reply, none Reply
 	var body []byte
@@ -161,7 +164,8 @@ func call[Reply any](ctx context.Context, c Client, method, path string, request
 	return reply, nil
 }
 
-// do makes one request on a connection of its own, and reads the whole answer.
+// do makes one request on a connection of its own, and reads the whole answer. body is JSON or
+// nil.
 func (c Client) do(ctx context.Context, method, path string, body []byte) ([]byte, error) {
 	response, err := c.open(ctx, method, path, body)
 	if err != nil {
@@ -171,8 +175,9 @@ func (c Client) do(ctx context.Context, method, path string, body []byte) ([]byt
 	return io.ReadAll(io.LimitReader(response.Body, maxReply))
 }
 
-// open makes one request on a connection of its own, and returns its answer if that is no failure.
-// The answer's body must be closed.
+// open makes one request on a connection of its own for do and Watch, and returns its answer if
+// that is no failure. The answer's body must be closed. Without a listener the error is
+// ErrNoDaemon.
 func (c Client) open(ctx context.Context, method, path string, body []byte) (*http.Response, error) {
 	// The host is not used, but HTTP requires one.
 	request, err := http.NewRequestWithContext(ctx, method, "http://canaryd"+path, bytes.NewReader(body))
@@ -207,8 +212,9 @@ func (c Client) open(ctx context.Context, method, path string, body []byte) (*ht
 	return nil, c.refused(response.StatusCode, text)
 }
 
-// explain words the cause and the remedy of a request without an answer. If the socket's mode
-// lets another user connect, the daemon closes the connection without reading from it.
+// explain words the cause and the remedy of a request without an answer. connected means that
+// the socket took the connection. If the socket's mode lets another user connect, the daemon
+// closes the connection without reading from it.
 func (c Client) explain(ctx context.Context, err error, connected bool) error {
 	closed := errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE)
 	switch {
@@ -225,8 +231,8 @@ func (c Client) explain(ctx context.Context, err error, connected bool) error {
 	}
 }
 
-// refused returns the failure in an answer. It passes on other text, such as another version's
-// "404 page not found".
+// refused returns the failure in an answer that is not 200, as a RefusedError. It passes on
+// other text, such as another version's "404 page not found".
 func (c Client) refused(code int, text []byte) error {
 	var f failure
 	err := json.Unmarshal(text, &f)

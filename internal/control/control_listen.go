@@ -53,7 +53,8 @@ func ownerOnly(_, _ string, socket syscall.RawConn) error {
 	return failed
 }
 
-// removeStale removes the socket at path if no process listens there any more.
+// removeStale removes the socket at path if no process listens there any more: a killed daemon
+// leaves it. Another file, or a socket that answers, is an error.
 func removeStale(ctx context.Context, path string) error {
 	info, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -28,8 +28,10 @@ const (
 // ErrEnded means that the daemon ended the connection, or sends nothing any more.
 var ErrEnded = errors.New("canaryd has ended the connection")
 
-// serveWatch writes a line of JSON for each status that c.Watch shows, until the client or the
-// daemon ends. Each write has its own deadline, so that a client that does not read is cut off.
+// serveWatch handles GET /v1/watch: it writes a line of JSON for each status that c.Watch
+// shows, until the client or the daemon ends. An empty line each watchBeat shows that the
+// daemon lives. Each write has its own deadline, so that a client that does not read is cut
+// off.
 func serveWatch(c Controller) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		control := http.NewResponseController(w)
@@ -79,7 +81,7 @@ func serveWatch(c Controller) http.HandlerFunc {
 
 // Watch calls see with the daemon's status, and with each later status that differs in
 // substance. It ends with ctx, or with the first error of see, which it returns. The error
-// wraps ErrEnded if the daemon ends; it may be back later.
+// wraps ErrEnded if the daemon ends, or is silent for watchSilence; it may be back later.
 func (c Client) Watch(ctx context.Context, see func(api.Status) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

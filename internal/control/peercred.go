@@ -20,6 +20,7 @@ type peerListener struct {
 	log     klog.Logger
 }
 
+// newPeerListener returns l with connections only of root and our own user.
 func newPeerListener(ctx context.Context, l *net.UnixListener) net.Listener {
 	own := uint32(os.Geteuid())
 	return &peerListener{

@@ -115,7 +115,8 @@ var ErrUnread = errors.New("nat could not be read for the standby")
 // rules that the copy still has.
 const Most = 30 * time.Second
 
-// Less is the log's remark that the standby's copy is out of date; "" if it is not.
+// Less is the remark of the log line about an opening that the standby's copy is out of date;
+// "" if it is not.
 func (g Answer) Less() string {
 	if g.Outdated == nil {
 		return ""
@@ -123,7 +124,7 @@ func (g Answer) Less() string {
 	return ", but its copy is out of date"
 }
 
-// Fields returns fields of a log line, with the reason for the remark of Less.
+// Fields returns fields of a log line about an opening, with the reason for the remark of Less.
 func (g Answer) Fields(fields ...any) []any {
 	if g.Outdated == nil {
 		return fields

@@ -35,14 +35,16 @@ func (g *Gate) Spent(flush string) bool {
 	return g.Flush == flush && !g.Until.IsZero() && !time.Now().Before(g.Until)
 }
 
-// Try notes that the gate is being opened for a flush.
+// Try notes that the gate is being opened for the flush of that ID. For another flush the
+// limit, the total and the remarks begin again.
 func (g *Gate) Try(flush string) {
 	if g.Flush != flush {
 		g.Flush, g.Until, g.Total, g.keptShut, g.Waits = flush, time.Time{}, 0, nil, false
 	}
 }
 
-// Open notes that the gate is open now.
+// Open notes that the gate is open now. Until, the limit of the flush, begins with its first
+// opening.
 func (g *Gate) Open(now time.Time) {
 	g.Opened, g.Waits = now, false
 	if g.Until.IsZero() {
@@ -50,8 +52,8 @@ func (g *Gate) Open(now time.Time) {
 	}
 }
 
-// DueShut returns when an open gate must be shut. If it is no longer wanted, that is at once:
-// made is a time in the past.
+// DueShut returns when an open gate must be shut; zero if it is shut. If it is no longer
+// wanted, that is at once: made is a time in the past.
 func (g *Gate) DueShut(wanted bool, made time.Time) time.Time {
 	if !g.IsOpen() {
 		return time.Time{}
@@ -62,7 +64,8 @@ func (g *Gate) DueShut(wanted bool, made time.Time) time.Time {
 	return g.Until
 }
 
-// KeepsShut notes that a hook stays shut in the flush, and reports whether to log that.
+// KeepsShut notes that a hook stays shut in the flush, and reports whether to log that: once in
+// each flush. "" is all hooks.
 func (g *Gate) KeepsShut(hook string) bool {
 	if g.keptShut[hook] {
 		return false
@@ -74,7 +77,8 @@ func (g *Gate) KeepsShut(hook string) bool {
 	return true
 }
 
-// Shut notes that the gate has been shut since at, and returns how long it was open.
+// Shut notes that the gate has been shut since at, and returns how long it was open. Total has
+// the sum of the flush.
 func (g *Gate) Shut(at time.Time) (open time.Duration) {
 	g.Trouble.Over()
 	open = at.Sub(g.Opened)

@@ -17,8 +17,9 @@ type Lag struct {
 // CurrentIn returns the lag of a section that is up to date in an edition.
 func CurrentIn(edition int) Lag { return Lag{checked: true, edition: edition} }
 
-// TooLong reports whether a section has been behind for longer than Most. It compares once in
-// each edition.
+// TooLong reports whether a section of the copy (has) has been behind the generation's (want)
+// for longer than Most. The standby then must not open with it. TooLong compares once in each
+// edition. captured is when the edition was learned.
 func (l *Lag) TooLong(has, want rules.Section, edition int, captured, now time.Time) bool {
 	if !l.checked || l.edition != edition {
 		l.checked, l.edition = true, edition
@@ -35,7 +36,8 @@ func (l *Lag) TooLong(has, want rules.Section, edition int, captured, now time.T
 // SameChain reports whether two chains have the same name and rules.
 func SameChain(a, b rules.Chain) bool { return a.Name == b.Name && slices.Equal(a.Rules, b.Rules) }
 
-// OtherChains counts the chains that only one of two sections has, or that differ.
+// OtherChains counts the chains that only one of two sections has, or that differ. Status and
+// metrics show it as the copy's outstanding chains.
 func OtherChains(a, b rules.Section) (n int) {
 	has := make(map[string]rules.Chain, len(a.Chains))
 	for _, c := range a.Chains {

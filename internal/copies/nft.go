@@ -64,8 +64,8 @@ func OpenNFT(kernel *iptables.Kernel, room func() int64, missed func()) (*OnNFT,
 	return s, nil
 }
 
-// listen begins to listen to misses. Without them canaryd waits for the end of the flusher's
-// commit.
+// listen begins to listen to misses: each calls missed. If the kernel cannot report them, it
+// only logs; canaryd then waits for the end of the flusher's commit before it opens a gate.
 func (s *OnNFT) listen(missed func()) {
 	misses, err := standby.ListenMisses()
 	if err != nil {
@@ -86,7 +86,8 @@ func (s *OnNFT) listen(missed func()) {
 	})
 }
 
-// deafen ends the listening.
+// deafen ends the listening, and waits for its goroutine. OpenNFT calls it after an error, and
+// Close at the end.
 func (s *OnNFT) deafen() error {
 	if s.misses == nil {
 		return nil
@@ -170,7 +171,9 @@ func (s *OnNFT) prepare(ctx context.Context, want Want) error {
 	return err
 }
 
-// orReleased releases a copy after an error, and adds the error of releasing.
+// orReleased releases a copy after an error, and adds the error of releasing; nil stays nil.
+// prepare and write call it, so that no outdated copy can open and the next Follow builds it
+// again.
 func (s *OnNFT) orReleased(id tableid.TableID, err error) error {
 	if err != nil {
 		return errors.Join(err, s.Release(id))
@@ -266,8 +269,9 @@ func (s *OnNFT) shut(id tableid.TableID) (limit time.Time, err error) {
 	return limit, err
 }
 
-// openNat opens the hooks of nat whose path lost something and that may be opened, and returns
-// why others stay shut. If one of the others is open, it shuts all, because nat has changed.
+// openNat opens the hooks of nat whose path lost something and that may be opened (Gate).
+// KeptShut says why others stay shut. If one of these is open, openNat shuts all, because nat
+// has changed.
 func (s *OnNFT) openNat(id tableid.TableID, order Order) (got Answer, err error) {
 	held, already := s.tables.Held(id), s.tables.OpenHooks(id)
 	losses, err := held.Probe(s.conn)
@@ -319,7 +323,8 @@ func (s *OnNFT) openHooks(id tableid.TableID, hooks []standby.Hook, pending *sta
 	return outdated, nil
 }
 
-// orNotBuilt adds standby.ErrNotBuilt to an error if the table is gone.
+// orNotBuilt adds standby.ErrNotBuilt to an error if the table is gone, so that the loop builds
+// the copy again. nil stays nil.
 func (s *OnNFT) orNotBuilt(id tableid.TableID, err error) error {
 	if err != nil && s.tables.Held(id) == nil && !errors.Is(err, standby.ErrNotBuilt) {
 		return errors.Join(err, standby.ErrNotBuilt)
@@ -333,8 +338,8 @@ type gateLimit struct {
 	shut  time.Time // the time when it did; zero: not yet
 }
 
-// beginLimit starts a limit, which shuts the gate of a copy a little later than the loop
-// should.
+// beginLimit starts a limit after an opening. The limit shuts the gate of a copy a little later
+// than the loop should, in case the loop hangs. A limit that still runs is not prolonged.
 func (s *OnNFT) beginLimit(id tableid.TableID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -359,7 +364,8 @@ func (s *OnNFT) beginLimit(id tableid.TableID) {
 	})
 }
 
-// endLimit stops the limit, and returns when it shut the gate; zero if it did not.
+// endLimit stops the limit of a copy's gate, before the gate is shut or the copy released. It
+// returns when the limit itself shut the gate; zero if it did not.
 func (s *OnNFT) endLimit(id tableid.TableID) (shut time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -372,7 +378,7 @@ func (s *OnNFT) endLimit(id tableid.TableID) (shut time.Time) {
 	return shut
 }
 
-// Release implements Standby.
+// Release implements Standby: it deletes the copy of a table. Without a copy it does nothing.
 func (s *OnNFT) Release(id tableid.TableID) error {
 	s.endLimit(id)
 	delete(s.pending, id)

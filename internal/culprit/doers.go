@@ -51,7 +51,8 @@ func (s Span) over() bool { return settledBy(s.Upto.At, time.Now()) }
 // settledBy reports whether the processes of deeds at that time are known, or never will be.
 func settledBy(at, now time.Time) bool { return now.Sub(at) > purgeGap+purgeGap/10 }
 
-// touched returns the deeds to a table in a span; none if some of its writers are not known.
+// touched returns the deeds to a table in a span, by chain; none if some of its writers are not
+// known. The purges judge by it which process removed a rule.
 func (q Inquiry) touched(id rules.TableID, s Span) touches {
 	if q.Legacy {
 		return touches{any: slices.DeleteFunc(q.lockDeeds(s.After.At), func(x deed) bool { return x.from.After(s.Upto.At) })}
@@ -98,7 +99,8 @@ func (q Inquiry) lockDeeds(since time.Time) (list []deed) {
 	return list
 }
 
-// acts returns the writes of other, known processes to all tables since then.
+// acts returns the writes of other, known processes to all tables since then. near and
+// keepAwake look there for the purge's processes.
 func (q Inquiry) acts(since time.Time) (list []deed) {
 	if q.Legacy {
 		list = q.lockDeeds(since)
@@ -112,7 +114,8 @@ func (q Inquiry) acts(since time.Time) (list []deed) {
 	return slices.DeleteFunc(list, func(x deed) bool { return !x.by.Known() })
 }
 
-// did reports whether there are deeds, and all of them are the purge's.
+// did reports whether there are deeds, and all of them are the purge's. Then the removed rule
+// is no decision of its owner: it is put back with the purge's other rules.
 func (p *Purge) did(q Inquiry, deeds []deed) bool {
 	for _, x := range deeds {
 		if !p.is(x.by) && !p.near(q, x) {
@@ -157,7 +160,8 @@ func onlyOneRule(comm string) bool {
 	return comm == "" || strings.HasPrefix(strings.Replace(comm, "ip6tables", "iptables", 1), "iptables") && !strings.Contains(comm, "-r")
 }
 
-// keepAwake notes the last write of the purge's processes, to any table.
+// keepAwake notes the last write of the purge's processes, to any table. A purge that has
+// written nothing for a while counts as over.
 func (p *Purge) keepAwake(q Inquiry) {
 	for _, x := range q.acts(p.last) {
 		if p.is(x.by) {
@@ -217,7 +221,8 @@ func (q Inquiry) purgers(b Bounds, byName bool, marks canary.Marks) (list []watc
 	return list
 }
 
-// namesMark reports whether an iptables command line deletes a mark by name.
+// namesMark reports whether an iptables command line deletes a mark by name: a rule with its
+// comment, or the canary's chain. comment reports whether a word is a mark's comment.
 func (q Inquiry) namesMark(command string, comment func(word string) bool) bool {
 	option, chain, named := "", "", false
 	words := strings.Fields(command)
@@ -234,9 +239,9 @@ func (q Inquiry) namesMark(command string, comment func(word string) bool) bool 
 	return strings.EqualFold(option, "d") && named || option != "" && chain == q.Canary
 }
 
-// DeletedByName reports whether a probe shows that marks are gone without a flush. A flush of
-// the table removes a canary with its witnesses. A flush of a built-in chain removes more than
-// the witness.
+// DeletedByName reports whether a probe shows that marks are gone without a flush. On legacy
+// purgers needs that, or a second command. A flush of the table removes a canary with its
+// witnesses. A flush of a built-in chain removes more than the witness.
 func DeletedByName(chain string, marks canary.Marks, f rules.Family, probed iptables.Probed) bool {
 	for id, m := range marks {
 		if id.Family != f || m.Nonce == "" {

@@ -6,7 +6,6 @@
 // record. [Inquiry.Answer] names the processes that caused one table's loss, a [Charge].
 // [Purges] remembers the processes that delete rules one by one, and the rules that such a
 // [Purge] deleted before it reached the marks.
-// reached the marks.
 //
 // Missing evidence is no error: the answer is nil, or says that messages were missed. The values
 // belong to the loop's goroutine.
@@ -81,7 +80,8 @@ func (q Inquiry) Answer(c Charge) (guilty []watch.Writer, missed bool) {
 	return guilty, len(guilty) > 0
 }
 
-// since returns the genid at which the table was last known to be well.
+// since returns the genid at which the table was last known to be well. A lost mark counts from
+// the last look at the marks, other content from the last look at the content.
 func (c Charge) since() uint32 {
 	if c.Finding.MarkLost || len(c.Finding.Witnesses) > 0 {
 		return c.Intact
@@ -89,7 +89,8 @@ func (c Charge) since() uint32 {
 	return c.Sound
 }
 
-// about returns the takings that may have caused the charge.
+// about returns the takings that may have caused the charge, oldest first. canaryd's own
+// commits, and those after the read of the loss, do not count.
 func (q Inquiry) about(c Charge) []iptables.Taking {
 	var own []iptables.Taking // of this table, by others, between the proof and the read of the loss
 	for _, k := range q.Takings.List {
@@ -171,8 +172,9 @@ func (c Charge) drifters(all []iptables.Taking) []iptables.Taking {
 	})
 }
 
-// only returns the single process that wrote while the table lost its content. canaryd must
-// have heard every commit of that time, and no other process may have made one.
+// only returns the single process that wrote while the table lost its content, for an Answer
+// whose removals were missed. canaryd must have heard every commit of that time. nil: another
+// process may have written, too.
 func (q Inquiry) only(c Charge) []watch.Writer {
 	if !q.Writers.Heard(c.since(), c.Upto) {
 		return nil
@@ -194,8 +196,9 @@ func jumpChains(list []rules.Jump) (names []string) {
 	return names
 }
 
-// Taker returns the process that caused a charge; nil if it is unknown. On legacy that is the
-// last process that held the lock before a read first showed the loss.
+// Taker returns the process that caused a charge, for missing rules and accepted removals; nil
+// if it is unknown. On legacy that is the last process that held the lock before a read first
+// showed the loss, at seen.
 func (q Inquiry) Taker(c Charge, seen time.Time) *api.Culprit {
 	var by []watch.Writer
 	if q.Legacy {
@@ -214,7 +217,8 @@ func (q Inquiry) Taker(c Charge, seen time.Time) *api.Culprit {
 	return &culprit
 }
 
-// Committer returns the process that made a commit to a native table, nil if it is not known.
+// Committer returns the process that made a commit to a native table, for an accepted removal;
+// nil if it is not known.
 func (q Inquiry) Committer(c nft.Commit) *api.Culprit {
 	if c.PID == 0 {
 		return nil
@@ -224,7 +228,8 @@ func (q Inquiry) Committer(c nft.Commit) *api.Culprit {
 }
 
 // LastTaker returns the process whose commit last removed content of the charge, since the
-// table was known to be well. It returns false on legacy, and if that commit is unknown.
+// table was known to be well. The loop dates a missing rule from its commit. It returns false
+// on legacy, and if that commit is unknown.
 func (q Inquiry) LastTaker(c Charge) (w watch.Writer, found bool) {
 	if q.Legacy {
 		return w, false
@@ -237,7 +242,8 @@ func (q Inquiry) LastTaker(c Charge) (w watch.Writer, found bool) {
 	return w, !w.Time.IsZero()
 }
 
-// TookFrom reports whether another process removed content of the charge from a chain.
+// TookFrom reports whether another process removed content of the charge from a chain. Then a
+// drill for real did not cause the loss alone (tookToo).
 func (q Inquiry) TookFrom(c Charge, chain string) bool {
 	return slices.ContainsFunc(q.Takings.List, func(k iptables.Taking) bool {
 		return q.tookSince(k, c.ID, c.since(), c.Upto, []string{chain})
@@ -252,7 +258,8 @@ func (q Inquiry) tookSince(k iptables.Taking, id rules.TableID, after, upto uint
 }
 
 // TakersOf returns the processes that may have removed something from chains of a table between
-// two reads. Where the kernel reports them, it also returns the removals of each commit.
+// two reads; nil if unknown. Where the kernel reports them, it also returns the removals of
+// each commit. robberOf judges by both.
 func (q Inquiry) TakersOf(id rules.TableID, before, upto Read, chains []string) (by []watch.Writer, takings []iptables.Taking) {
 	if q.Legacy {
 		return slices.DeleteFunc(lastOf(q.Writers.Holders(before.At.Add(-holderWindow))), func(w watch.Writer) bool {
@@ -271,9 +278,9 @@ func (q Inquiry) TakersOf(id rules.TableID, before, upto Read, chains []string) 
 	return by, takings
 }
 
-// OthersWrote reports whether a process that removed nothing wrote to the table meanwhile, or
-// may have. On legacy the kernel reports no single writes, so the reads before and after the
-// flush must suffice.
+// OthersWrote reports whether a process that removed nothing (by did) wrote to the table
+// meanwhile, or may have. The number of lost unprotected rules is then unknown. On legacy the
+// kernel reports no single writes, so the reads before and after must suffice.
 func (q Inquiry) OthersWrote(id rules.TableID, from, upto uint32, by []watch.Writer) bool {
 	switch {
 	case q.Legacy:

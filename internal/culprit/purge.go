@@ -70,7 +70,8 @@ func (p *Purges) BackIs(flushed flushes.Verdicts, at time.Time) { p.flushed, p.b
 // WroteAt notes a deletion.
 func (p *Purge) WroteAt(at time.Time) { p.last = at }
 
-// Current returns the present purge; nil if there is none.
+// Current returns the present purge; nil if there is none. It ends a purge that has written
+// nothing for purgeQuiet.
 func (p *Purges) Current(now time.Time) *Purge {
 	if p.open != nil && now.Sub(p.open.last) > purgeQuiet {
 		p.open = nil
@@ -78,7 +79,8 @@ func (p *Purges) Current(now time.Time) *Purge {
 	return p.open
 }
 
-// forget drops old removals, and the oldest ones if there are too many.
+// forget drops removals older than PurgeKept, and the oldest ones if there are too many to keep
+// in memory.
 func (p *Purges) forget(now time.Time) {
 	n := 0
 	for n < len(p.removals) && (now.Sub(p.removals[n].Time) > PurgeKept || p.rules > purgeRules || len(p.removals)-n > purgeRemovals) {
@@ -109,8 +111,9 @@ func (p *Purges) Note(q Inquiry, removal reload.Removal, during Span, now time.T
 	return mayPurge, again
 }
 
-// Notice finds the processes that deleted marks by name, and returns the commands that reveal
-// new ones.
+// Notice finds the processes that deleted marks by name within the bounds of a loss, and begins
+// a purge by them. byName: a probe showed such a deletion (DeletedByName). It returns the
+// commands that reveal new ones.
 func (p *Purges) Notice(q Inquiry, b Bounds, byName bool, marks canary.Marks, now time.Time) (fresh []watch.Writer) {
 	open := p.Current(now)
 	for _, w := range q.purgers(b, byName, marks) {
@@ -131,7 +134,8 @@ func (p *Purges) Notice(q Inquiry, b Bounds, byName bool, marks canary.Marks, no
 func (p *Purges) MayRecall(now time.Time) bool { return p.Current(now) != nil && len(p.removals) > 0 }
 
 // Recall puts rules back into the learned generation if the purge removed them and the removal
-// was learned. from are the tables of these rules, in no order.
+// was learned; a purge must be present. piecewise names chains to which many owners write rules
+// of their own. from are the tables of the rules put back, in no order.
 func (p *Purges) Recall(q Inquiry, learned reload.Learned, piecewise func(chain string) bool, now time.Time) (next reload.Learned, from []rules.TableID) {
 	p.forget(now)
 	lists, rest := map[rules.TableID][]removed{}, []removed(nil)

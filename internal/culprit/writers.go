@@ -22,7 +22,9 @@ const (
 	holderLate = 5 * time.Millisecond
 )
 
-// Newest returns the last known genid.
+// Newest returns the newer of genid, the read that found the loss, and the last commit that the
+// kernel reported. blame looks for culprits up to there (Charge.Upto), before the loss is read
+// under guard.
 func (q Inquiry) Newest(genid uint32) uint32 {
 	if n := len(q.Takings.List); n > 0 {
 		genid = Later(genid, q.Takings.List[n-1].Commit.Genid)
@@ -30,8 +32,9 @@ func (q Inquiry) Newest(genid uint32) uint32 {
 	return genid
 }
 
-// AddWriters puts into a record the processes that wrote, or held the lock, during the loss. It
-// weighs the culprits by the rules that they removed from the tables that were hit.
+// AddWriters puts into a record the processes that wrote, or held the lock, during the loss,
+// which b bounds. It weighs the culprits by the rules that they removed from the tables that
+// were hit.
 func (q Inquiry) AddWriters(r *api.Flush, b Bounds, hit flushes.Verdicts) {
 	var list []watch.Writer
 	if q.Legacy {
@@ -74,7 +77,8 @@ func (q Inquiry) weigh(r *api.Flush, intact uint32, hit flushes.Verdicts) {
 }
 
 // onlyReads reports whether a command line is an iptables command that takes the lock and
-// changes nothing, such as kube-proxy's look for its canary.
+// changes nothing, such as kube-proxy's look for its canary. Such a holder is no culprit. An
+// unknown command ("") may have written.
 func onlyReads(command string) bool {
 	words := strings.Fields(command)
 	if len(words) == 0 {

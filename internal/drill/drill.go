@@ -57,7 +57,8 @@ type Drill struct {
 	Done  chan struct{}
 }
 
-// Plan plans the next drill, unless every is 0. recorded is the last drill with a record.
+// Plan plans the next drill in At, unless every is 0. recorded is the last drill with a record;
+// nil if there is none. The first drill of a node is at a random time.
 func (s *Drills) Plan(every time.Duration, recorded *api.DrillEnd, now time.Time) {
 	switch last := cmp.Or(s.Last, recorded); {
 	case every == 0:
@@ -76,7 +77,8 @@ func (s *Drills) Had(every time.Duration, now time.Time) bool {
 	return s.Last != nil && now.Before(s.Last.Time.Add(every))
 }
 
-// New returns the drill for a request. Its result is refused until it has removed something.
+// New returns the drill for a request, with the defaults filled in. Its result is refused until
+// it has removed something. The error says why a drill for real cannot have that table or kind.
 func New(r api.DrillRequest) (next *Drill, err error) {
 	next = &Drill{Done: make(chan struct{}), Reply: api.DrillReply{
 		DrillEnd: api.DrillEnd{Time: time.Now(), Sort: api.DrillCanary, Result: api.DrillRefused},
@@ -105,7 +107,7 @@ func (s *Drills) Doubts(x *Drill, now time.Time) {
 }
 
 // DoubtAt returns a drill with a failed write that may have caused the present loss; nil if
-// there is none.
+// there is none. A new loss is opened with it, so that its record can name the drill.
 func (s *Drills) DoubtAt(now time.Time) *Drill {
 	if s.doubt == nil || now.After(s.doubt.By) {
 		return nil
@@ -113,7 +115,8 @@ func (s *Drills) DoubtAt(now time.Time) *Drill {
 	return s.doubt
 }
 
-// What returns the request's parts to remove.
+// What returns the parts to remove, for the replayer's write. A drill for real names a chain:
+// it removes the jumps there in place of the canary.
 func (x *Drill) What() reload.Drill {
 	what := reload.Drill{Table: x.Reply.Table, Kind: x.Reply.Kind}
 	if x.Reply.Sort == api.DrillForReal {
@@ -122,7 +125,8 @@ func (x *Drill) What() reload.Drill {
 	return what
 }
 
-// Took notes the tables from which something was removed, or may have been.
+// Took notes the tables from which something was removed, or may have been. TookAll and
+// Explains compare a loss with them.
 func (x *Drill) Took(done reload.Drilled) {
 	x.taken = maps.Clone(done.Marks)
 	for id, mark := range done.Tried {
@@ -130,8 +134,8 @@ func (x *Drill) Took(done reload.Drilled) {
 	}
 }
 
-// Begin starts a drill that has removed something. quiet is how much longer than patience it
-// may take.
+// Begin starts a drill that has removed something: until By it expects the proof. quiet is how
+// much longer than patience it may take.
 func (s *Drills) Begin(x *Drill, done reload.Drilled, quiet time.Duration) {
 	for _, f := range rules.Families() {
 		if _, ok := done.Marks[f.Table(x.Reply.Table)]; ok {
@@ -144,7 +148,7 @@ func (s *Drills) Begin(x *Drill, done reload.Drilled, quiet time.Duration) {
 	s.Under, s.doubt = x, nil
 }
 
-// Takes names the removed parts.
+// Takes names the removed parts, for the log and the first step.
 func (x *Drill) Takes() string {
 	if x.Reply.Sort == api.DrillForReal {
 		return fmt.Sprintf("the protected jumps of %s %s", x.Reply.Table, Chain)
@@ -165,8 +169,9 @@ type Course struct {
 	Hit      flushes.Verdicts
 }
 
-// Answered notes the end of the loss. It returns the drill's result and, unless the drill has
-// passed, the reason.
+// Answered notes the end of the loss. It returns the drill's result for End and, unless the
+// drill has passed, the reason. Without a record the canary was back before canaryd read the
+// tables.
 func (x *Drill) Answered(c Course) (result api.DrillResult, reason string) {
 	x.timeline(c)
 	switch r := c.Record; {
@@ -182,7 +187,8 @@ func (x *Drill) Answered(c Course) (result api.DrillResult, reason string) {
 	}
 }
 
-// Lasts notes that the loss lasts too long, and why, and returns the drill's result.
+// Lasts notes that the loss lasts too long, and why. It returns the drill's result for End:
+// void if another process flushed meanwhile, else failed.
 func (x *Drill) Lasts(c Course, why string) (result api.DrillResult, reason string) {
 	x.timeline(c)
 	if c.Recorded && c.Record.Drill != x.Reply.Sort {
@@ -191,7 +197,7 @@ func (x *Drill) Lasts(c Course, why string) (result api.DrillResult, reason stri
 	return api.DrillFailed, fmt.Sprintf("it is not back after %s: %s", time.Since(x.Start).Round(time.Millisecond), why)
 }
 
-// timeline adds the steps in the record of a loss.
+// timeline adds the steps in the record of a loss to the reply: canaryd drill prints them.
 func (x *Drill) timeline(c Course) {
 	r := c.Record
 	x.Reply.Flush = r.ID
@@ -205,7 +211,7 @@ func (x *Drill) timeline(c Course) {
 	}
 }
 
-// End puts the result into the reply and the log.
+// End puts the result into the reply and the log. reason is "" for a drill that passed.
 func (x *Drill) End(log klog.Logger, result api.DrillResult, reason string) {
 	x.Reply.Result, x.Reply.Reason = result, reason
 	if result == api.DrillPassed {
@@ -216,7 +222,7 @@ func (x *Drill) End(log klog.Logger, result api.DrillResult, reason string) {
 }
 
 // TookAll reports whether the present drill removed its canary from all tables that are known
-// to be lost.
+// to be lost. The log then names the drill in place of a flush.
 func (s *Drills) TookAll(lost flushes.Verdicts) bool {
 	if s.Under == nil || s.Under.Reply.Sort != api.DrillCanary {
 		return false
@@ -229,7 +235,8 @@ func (s *Drills) TookAll(lost flushes.Verdicts) bool {
 	return true
 }
 
-// Explains reports whether the drill caused the whole loss of a hit.
+// Explains reports whether the drill caused the whole loss h of a table. The record then names
+// the drill (nameDrill). x may be nil: without a drill only the canary's own trace counts.
 func (x *Drill) Explains(id rules.TableID, h flushes.Hit) bool {
 	if h.Finding.OnlyDrilled() {
 		return true

@@ -19,7 +19,8 @@ type teeSink struct {
 	drill *Drill
 }
 
-// Tee returns log with its lines kept for the drill's reply.
+// Tee returns log with its lines kept for the drill's reply: the daemon logs the drill's loss
+// with it (flushLog).
 func (x *Drill) Tee(log klog.Logger) klog.Logger {
 	sink := log.GetSink()
 	if deeper, ok := sink.(interface{ WithCallDepth(int) klog.LogSink }); ok {
@@ -31,7 +32,8 @@ func (x *Drill) Tee(log klog.Logger) klog.Logger {
 // Init does nothing, because the wrapped sink is already initialised.
 func (s teeSink) Init(klog.RuntimeInfo) {}
 
-// At returns the sink for lines of a level, if the wrapped sink knows levels.
+// At returns the sink for lines of a level, if the wrapped sink knows levels; severity calls
+// it.
 func (s teeSink) At(level severity.Level) klog.LogSink {
 	if leveler, ok := s.LogSink.(severity.Leveler); ok {
 		s.LogSink = leveler.At(level)
@@ -57,7 +59,8 @@ func (s teeSink) WithName(name string) klog.LogSink {
 	return teeSink{s.LogSink.WithName(name), s.drill}
 }
 
-// keep adds a line in the log's form, without its time and place.
+// keep adds a line in the log's form, without its time and place, to the reply; beyond logLines
+// none.
 func (x *Drill) keep(message string, values []any) {
 	if len(x.Reply.Log) >= logLines {
 		return

@@ -10,14 +10,16 @@ import (
 	"github.com/canaryd/canaryd/pkg/watch"
 )
 
-// AddCulprit adds a process to the record's culprits, unless it is among them.
+// AddCulprit adds a process to the record's culprits, unless it is among them. SettleCulprit
+// sorts them afterwards.
 func AddCulprit(r *api.Flush, c api.Culprit) {
 	if !slices.ContainsFunc(r.Culprits, func(known api.Culprit) bool { return known.PID == c.PID }) {
 		r.Culprits = append(r.Culprits, c)
 	}
 }
 
-// Accuse adds processes to the record's culprits, and returns their pids.
+// Accuse adds processes to the record's culprits, and returns their pids, which a table's row
+// lists in By.
 func Accuse(r *api.Flush, by []watch.Writer) (pids []uint32) {
 	for _, w := range by {
 		AddCulprit(r, api.CulpritOf(w))
@@ -54,7 +56,8 @@ func SettleCulprit(r *api.Flush) {
 	}
 }
 
-// CulpritsText names the culprits for the log.
+// CulpritsText names the culprits for the log, with command lines, at most api.CulpritsNamed; a
+// drill is named in their place.
 func CulpritsText(f api.Flush) string {
 	if f.Drill != "" {
 		return f.ByText()
@@ -80,6 +83,8 @@ func CulpritsText(f api.Flush) string {
 	return text
 }
 
+// CulpritText names one culprit for the log, with its command line, ancestors and place;
+// "unknown" without a pid.
 func CulpritText(c api.Culprit) string {
 	if c.PID == 0 {
 		return "unknown"

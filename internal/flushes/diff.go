@@ -15,7 +15,8 @@ type Room struct{ Lines, Bytes int }
 // it.
 func DiffRoom() Room { return Room{Lines: 500, Bytes: 64 << 10} }
 
-// DiffOf returns the lost rules of one table as lines, jumps first, as long as there is room.
+// DiffOf returns the lost rules of one table as lines, jumps first, as long as there is room in
+// left, which it reduces. One table gets at most half of a record's room.
 func DiffOf(id rules.TableID, lost reload.Lost, left *Room) api.TableDiff {
 	half := DiffRoom()
 	w := NewDiffWriter(id, Room{min(left.Lines, half.Lines/2), min(left.Bytes, half.Bytes/2)})
@@ -41,12 +42,15 @@ func NewDiffWriter(id tableid.TableID, left Room) DiffWriter {
 	return DiffWriter{api.TableDiff{Family: id.Family, Table: id.Name, Lines: []string{}}, left}
 }
 
+// NewNativeDiffWriter returns a DiffWriter for a native table; left bounds its lines.
 func NewNativeDiffWriter(id tableid.TableID, left Room) DiffWriter {
 	w := NewDiffWriter(id, left)
 	w.Diff.Native = true
 	return w
 }
 
+// chain writes the lost rules of a chain, and the rules in their place. A chain that was
+// deleted begins with a line of its own.
 func (w *DiffWriter) chain(c reload.LostChain) {
 	if !c.Stands {
 		w.Add("-", ":"+c.Name+" - [0:0]")
@@ -67,7 +71,8 @@ func (w *DiffWriter) Lines(sign string, list []native.Line) {
 	addAll(w, sign, list, func(l native.Line) string { return l.Text })
 }
 
-// addAll writes a line for each item of a list. It makes no text of items that do not fit.
+// addAll writes a line for each item of a list. It makes no text of items that do not fit: More
+// counts them.
 func addAll[T any](w *DiffWriter, sign string, list []T, text func(T) string) {
 	for i, x := range list {
 		if w.full() {

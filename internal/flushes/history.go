@@ -25,7 +25,8 @@ import (
 // History holds the flush records in memory, the newest first.
 type History []api.Flush
 
-// Remember puts a record before all others.
+// Remember puts a record before all others. Records beyond Kept are dropped, and those beyond
+// recordsListed lose their long lists.
 func (h *History) Remember(record api.Flush) {
 	list := slices.Insert(*h, 0, record)
 	if len(list) > Kept {
@@ -37,7 +38,8 @@ func (h *History) Remember(record api.Flush) {
 	*h = list
 }
 
-// Rewrite replaces the record with the same ID, or puts the record before all others.
+// Rewrite replaces the record with the same ID, or puts the record before all others. The loop
+// calls it as the record changes.
 func (h *History) Rewrite(record api.Flush) {
 	if i := h.Index(record.ID); i >= 0 {
 		record.Earlier = (*h)[i].Earlier
@@ -51,7 +53,8 @@ func (h *History) Rewrite(record api.Flush) {
 // a hexadecimal number, and has this length since 1978.
 const flushIDLength = 13
 
-// Find returns the index of the flush of that number or ID, or -1.
+// Find returns the index of the flush of that number (1 is the newest) or ID, or -1. A request
+// names a flush so.
 func (h History) Find(name string) int {
 	if n, err := strconv.Atoi(name); err == nil && len(name) < flushIDLength {
 		if 1 <= n && n <= len(h) {
@@ -67,7 +70,7 @@ func (h History) Index(id string) int {
 	return slices.IndexFunc(h, func(f api.Flush) bool { return f.ID == id })
 }
 
-// Offer words the flushes that a request may name.
+// Offer words the numbers of flushes that a request may name, for the error about a wrong one.
 func (h History) Offer() string {
 	switch len(h) {
 	case 0:
@@ -80,7 +83,7 @@ func (h History) Offer() string {
 }
 
 // Around returns the ID of the flush that lasted at that time, give or take margin; "" if there
-// was none.
+// was none. A policy that became DROP is reported with it.
 func (h History) Around(at time.Time, margin time.Duration) string {
 	for _, f := range h {
 		end := f.Time.Add(api.Seconds(f.AbsentSeconds) + margin)
@@ -96,7 +99,8 @@ type FlushDetail struct {
 	Diff []api.TableDiff `json:"diff"`
 }
 
-// EntryOf returns the journal's entry for a record. Without a diff it has no detail.
+// EntryOf returns the journal's entry for a record, with its diff as detail; without a diff it
+// has none. StoredFlush reads it.
 func EntryOf(record api.Flush, diff []api.TableDiff) (e journal.Entry, err error) {
 	e = journal.Entry{ID: record.ID, About: record.Summary()}
 	if e.Record, err = json.Marshal(record); err == nil && len(diff) > 0 {
@@ -105,7 +109,8 @@ func EntryOf(record api.Flush, diff []api.TableDiff) (e journal.Entry, err error
 	return e, err
 }
 
-// StoredFlush decodes an entry that EntryOf made.
+// StoredFlush decodes an entry that EntryOf made; false for an entry that is no complete
+// record.
 func StoredFlush(e journal.Entry) (api.Flush, bool) {
 	var record api.Flush
 	err := json.Unmarshal(e.Record, &record)

@@ -17,7 +17,7 @@ import (
 )
 
 // EndAbsence notes in the record that everything was back at that time. It returns how long it
-// was missing. If canaryd did not run at the loss, that is a bound.
+// was missing, for the metrics. If the exact time of the loss is not known, that is a bound.
 func EndAbsence(r *api.Flush, at time.Time) time.Duration {
 	since := r.Time
 	if r.AbsentAtMost = !r.LastInForce.IsZero(); r.AbsentAtMost {
@@ -39,7 +39,8 @@ func JumpsIn(jumps []rules.Jump, chain string) []rules.Rule {
 	return list
 }
 
-// Recorded returns the tables of a record.
+// Recorded returns the tables of a record with their verdicts, when a run continues a record of
+// the last run.
 func Recorded(r api.Flush) Verdicts {
 	tables := Verdicts{}
 	for _, t := range r.Lost.Tables {
@@ -82,7 +83,7 @@ func (h Hit) TookMarks() bool { return h.Finding.MarkLost || len(h.Finding.Witne
 // Verdicts are the verdicts on some tables.
 type Verdicts map[rules.TableID]canary.Verdict
 
-// Public returns them in the form of a Status and of metrics.
+// Public returns the verdicts in the form of a Status and of metrics, by family and table.
 func (v Verdicts) Public() map[rules.Family]api.Verdicts {
 	all := map[rules.Family]api.Verdicts{}
 	for id, verdict := range v {
@@ -106,7 +107,7 @@ var gravity = []canary.Verdict{
 func Graver(a, b canary.Verdict) bool { return slices.Index(gravity, a) > slices.Index(gravity, b) }
 
 // LogBack logs the end of a loss of rules in these tables, in the words of the record's
-// outcome.
+// outcome. attempts counts the replays that it took.
 func LogBack(log klog.Logger, tables string, r api.Flush, attempts int) {
 	what := "The rules are back and proved"
 	log = severity.Notices(log)
@@ -122,7 +123,8 @@ func LogBack(log klog.Logger, tables string, r api.Flush, attempts int) {
 	log.Info(what, "flush", r.ID, "tables", tables, "outcome", r.Outcome, AbsentKey(r), api.Seconds(r.AbsentSeconds).Round(10*time.Microsecond), "attempts", attempts)
 }
 
-// AbsentKey is the log's key for the duration of an absence.
+// AbsentKey is the log's key for the duration of an absence; another key says that it is only a
+// bound.
 func AbsentKey(r api.Flush) string {
 	if r.AbsentAtMost {
 		return "absentAtMost"

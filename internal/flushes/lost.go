@@ -19,7 +19,8 @@ const (
 	recordsListed = 20  // in so many records; older ones have only counts
 )
 
-// AddLoss adds one table's loss to the record.
+// AddLoss adds one table's loss to the record: to the sums, the list of tables and the
+// culprits. The gravest verdict becomes the record's kind.
 func AddLoss(r *api.Flush, id rules.TableID, h Hit) {
 	f, t := id.Family, id.Name
 	if !slices.Contains(r.Families, f) {
@@ -49,7 +50,8 @@ func AddLoss(r *api.Flush, id rules.TableID, h Hit) {
 	r.Policies = append(r.Policies, h.Policies...)
 }
 
-// AddMore adds rules that a purge removed from a table after a first replay.
+// AddMore adds rules that a purge removed from a table after a first replay, which already has
+// a row in the record. The record stays one flush.
 func AddMore(r *api.Flush, id rules.TableID, h Hit) {
 	i := slices.IndexFunc(r.Lost.Tables, func(t api.TableLoss) bool { return t.Family == id.Family && t.Table == id.Name })
 	if i < 0 {
@@ -85,8 +87,8 @@ func perChain(t rules.TableName, lost reload.Lost) []api.ChainLoss {
 	return list
 }
 
-// listChains keeps the first n chains. It copies their names, because these share memory with
-// the text of the whole ruleset.
+// listChains keeps the first n chains, and counts the others in More. It copies their names,
+// because these share memory with the text of the whole ruleset.
 func listChains(l *api.TableLoss, n int) {
 	l.More += max(len(l.PerChain)-n, 0)
 	l.PerChain = slices.Clone(l.PerChain[:min(len(l.PerChain), n)])

@@ -44,6 +44,9 @@ func Exclude() (release func(), err error) { return exclude(exclusiveName) }
 // leaves its name to a child that has not yet executed the program.
 const Lingers = time.Second
 
+// exclude is Exclude with that name. It takes the name first and looks for others then, so that
+// of two that start at once at most one stays. For Lingers it tries again, because the other
+// may be ending.
 func exclude(name string) (release func(), err error) {
 	for end := time.Now().Add(Lingers); ; {
 		l, err := takeName(name)
@@ -66,7 +69,8 @@ func exclude(name string) (release func(), err error) {
 	}
 }
 
-// takeName listens on the name or, if that is taken, on the name with a random end.
+// takeName listens on the name or, if that is taken, on the name with a random end. Another
+// user's process may hold the name, and must not keep canaryd from starting.
 func takeName(name string) (*net.UnixListener, error) {
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: name, Net: "unix"})
 	if !errors.Is(err, unix.EADDRINUSE) {
@@ -100,7 +104,7 @@ func holdName(l *net.UnixListener) (release func()) {
 }
 
 // findRival returns a process that has one of the names and may be a canaryd; nil if there is
-// none.
+// none. own is the name that this process holds.
 func findRival(name, own string) (*unix.Ucred, error) {
 	names, err := namesTaken(name)
 	if err != nil {
@@ -128,7 +132,8 @@ func findRival(name, own string) (*unix.Ucred, error) {
 	return nil, nil
 }
 
-// namesTaken returns the names in this network namespace on which a canaryd may listen.
+// namesTaken returns the names in this network namespace on which a canaryd may listen, its own
+// too: name, or name with a random end.
 func namesTaken(name string) ([]string, error) {
 	file, err := os.Open("/proc/thread-self/net/unix")
 	if err != nil {
@@ -150,8 +155,9 @@ func namesTaken(name string) ([]string, error) {
 // accepting is the flag of a listening socket in /proc/net/unix (SO_ACCEPTCON).
 const accepting = "00010000"
 
-// mayBeCanaryd reports whether a holder runs as root or as our own user, and has not ended. A
-// user of another user namespace is neither root nor our user.
+// mayBeCanaryd reports whether a holder of the name runs as root or as our own user, and has
+// not ended. Another user's process must not keep canaryd from starting. A user of another user
+// namespace is neither root nor our user.
 func mayBeCanaryd(peer *unix.Ucred) bool {
 	if peer.Uid != 0 && peer.Uid != uint32(os.Geteuid()) {
 		return false
@@ -168,7 +174,8 @@ func describe(peer *unix.Ucred) string {
 	return fmt.Sprintf(" (process %d of user %d)", peer.Pid, peer.Uid)
 }
 
-// holder returns the process that listens on an abstract socket.
+// holder returns the process that listens on an abstract socket. EAGAIN means that its queue is
+// full.
 func holder(name string) (*unix.Ucred, error) {
 	conn, err := net.DialTimeout("unix", name, time.Second)
 	if err != nil {

@@ -13,7 +13,8 @@ import (
 )
 
 // Identify returns the identity for generations that are stored now: this boot, this network
-// namespace, and the iptables that info describes.
+// namespace, and the iptables that info describes. A generation of another identity is not
+// replayed.
 func Identify(info iptables.Info) (reload.Identity, error) {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {

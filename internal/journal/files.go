@@ -24,8 +24,9 @@ const (
 // errOversize means that an entry is too long even without its detail.
 var errOversize = errors.New("an entry is too long for the journal")
 
-// write appends entries. It returns the entries that are not on disk, with the reason. It does
-// not sync, because a crash of the machine also ends the boot that the entries are about.
+// write appends entries. It returns the entries that are not on disk, with the reason; Run
+// tries them again. It does not sync, because a crash of the machine also ends the boot that
+// the entries are about.
 func (j *Journal) write(entries []Entry) ([]Entry, error) {
 	var oversize error
 	for i, e := range entries {
@@ -107,7 +108,7 @@ func (j *Journal) append(line []byte) error {
 	return nil
 }
 
-// open opens a file of the journal and returns its size.
+// open opens a file of the journal for reading or writing (flag), and returns its size.
 func open(path string, flag int) (*os.File, int64, error) {
 	file, err := private.Open(path, flag)
 	if err != nil {
@@ -122,8 +123,8 @@ func open(path string, flag int) (*os.File, int64, error) {
 }
 
 // read calls each for every entry on disk, oldest first. If mention is not empty, it skips
-// lines without that text. It skips lines that are not entries. If one file cannot be read, it
-// still reads the other one.
+// lines without that text, which saves decoding them. It skips lines that are not entries. If
+// one file cannot be read, it still reads the other one.
 func (j *Journal) read(mention string, each func(Entry)) error {
 	var errs []error
 	for _, path := range []string{j.old, j.path} {
@@ -134,6 +135,7 @@ func (j *Journal) read(mention string, each func(Entry)) error {
 	return errors.Join(errs...)
 }
 
+// readFile is read for one file. A missing file is an error, fs.ErrNotExist.
 func readFile(path, mention string, each func(Entry)) error {
 	file, size, err := open(path, os.O_RDONLY)
 	if err != nil {

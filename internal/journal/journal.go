@@ -58,7 +58,7 @@ type Journal struct {
 	ended     chan struct{}
 }
 
-// New returns the journal in a folder, which may still be empty.
+// New returns the journal in a folder, which may still be empty. It writes nothing before Run.
 func New(dir string) *Journal {
 	return &Journal{
 		path: filepath.Join(dir, "journal.jsonl"), old: filepath.Join(dir, "journal.1.jsonl"), room: maxFile,
@@ -66,7 +66,7 @@ func New(dir string) *Journal {
 	}
 }
 
-// Keep hands an entry to Run. It never waits; the error is ErrBusy.
+// Keep hands an entry to Run, which writes it later. It never waits; the error is ErrBusy.
 func (j *Journal) Keep(e Entry) error {
 	select {
 	case j.entries <- e:
@@ -79,7 +79,8 @@ func (j *Journal) Keep(e Entry) error {
 // Close ends Run, once all entries are written. It does not wait.
 func (j *Journal) Close() { close(j.entries) }
 
-// Find returns the entry of that ID, even if it is not written yet.
+// Find returns the entry of that ID, even if it is not written yet. Run's goroutine searches,
+// so Find waits for it. Without such an entry the error is ErrNotFound.
 func (j *Journal) Find(ctx context.Context, id string) (Entry, error) {
 	var entry Entry
 	var err error
@@ -138,7 +139,7 @@ func (j *Journal) Run(report func(error)) {
 	}
 }
 
-// drain adds the entries that have arrived meanwhile.
+// drain adds the entries that have arrived meanwhile, so that Run writes them together.
 func (j *Journal) drain(waiting []Entry) []Entry {
 	for {
 		select {
@@ -163,7 +164,8 @@ func add(entries []Entry, e Entry) []Entry {
 	return entries
 }
 
-// merge returns the entry after next, of the same ID, replaced it.
+// merge returns the entry after next, of the same ID, replaced it. A next without a detail
+// keeps the old detail.
 func (e Entry) merge(next Entry) Entry {
 	if next.Detail == nil {
 		next.Detail = e.Detail
@@ -171,7 +173,8 @@ func (e Entry) merge(next Entry) Entry {
 	return next
 }
 
-// find searches the files and the entries that are not written yet.
+// find searches the files and the entries that are not written yet (waiting), for Find in Run's
+// goroutine. A file that cannot be read is an error only if the entry is not found.
 func (j *Journal) find(id string, waiting []Entry) (Entry, error) {
 	var found Entry
 	collect := func(e Entry) {

@@ -151,7 +151,8 @@ func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 	return m
 }
 
-// followStatus registers the gauges that show the newest Status.
+// followStatus registers the gauges that show the newest Status: Prometheus reads them from the
+// Status that SetStatus stored last. Before the first one all are 0.
 func (m *Metrics) followStatus(b builder) {
 	m.status.Store(&api.Status{})
 	for _, g := range []struct {
@@ -197,7 +198,8 @@ func (m *Metrics) zero(sources []string) {
 // docs/fleet.md count them.
 func vainOutcomes() []api.Outcome { return []api.Outcome{reload.Failed, reload.Partial, reload.Raced} }
 
-// create creates a series for each value of the last label.
+// create creates a series for each value of the last label, so that it is exported before its
+// first event. labels are the values of the labels before it.
 func create[M any, V ~string](vec interface{ WithLabelValues(...string) M }, values []V, labels ...string) {
 	for _, v := range values {
 		vec.WithLabelValues(append(labels, string(v))...)
@@ -241,7 +243,8 @@ func (m *Metrics) ObserveFlush(at time.Time, hit map[rules.Family]api.Verdicts) 
 	m.ObserveFurtherLoss(hit)
 }
 
-// ObserveFurtherLoss counts tables that were found lost after their record was opened.
+// ObserveFurtherLoss counts tables that were found lost after their record was opened. The
+// record stays one event, so flush_events_total does not move.
 func (m *Metrics) ObserveFurtherLoss(hit map[rules.Family]api.Verdicts) {
 	for family, verdicts := range hit {
 		for table, kind := range verdicts {
@@ -258,7 +261,8 @@ func (m *Metrics) ObserveNativeFlush(at time.Time, lost []api.NativeLoss) {
 	m.ObserveFurtherNativeLoss(lost)
 }
 
-// ObserveFurtherNativeLoss counts native tables that were hit while their record was open.
+// ObserveFurtherNativeLoss counts native tables that were hit while their record was open. The
+// record stays one event (ObserveNativeFlush).
 func (m *Metrics) ObserveFurtherNativeLoss(lost []api.NativeLoss) {
 	for _, l := range lost {
 		m.flushes.WithLabelValues(l.Family, l.Table, string(l.Kind)).Inc()
@@ -314,7 +318,8 @@ func sweptProtocols() map[uint8]string {
 	return map[uint8]string{rules.TCP: "tcp", rules.UDP: "udp", rules.SCTP: "sctp"}
 }
 
-// ObserveSweep counts the flows that were deleted after a replay of nat.
+// ObserveSweep counts the flows that were deleted after a replay of nat. failed means that the
+// search failed or found too many flows.
 func (m *Metrics) ObserveSweep(family rules.Family, deleted conntrack.Deleted, failed bool) {
 	for number, protocol := range sweptProtocols() {
 		if n := deleted.ByProtocol[number]; n > 0 {
@@ -343,7 +348,8 @@ func (m *Metrics) SetGeneration(captured time.Time, count map[rules.TableID]int)
 	}
 }
 
-// SetStatus sets the gauges that follow a Status. Nothing may change it afterwards.
+// SetStatus sets the gauges that follow a Status, each time the loop publishes one. Nothing may
+// change s afterwards, because scrapes read it.
 func (m *Metrics) SetStatus(s api.Status) {
 	// The loop publishes with each step, and these values rarely change.
 	last := m.status.Swap(&s)
@@ -395,6 +401,7 @@ func (m *Metrics) SetBackend(info iptables.Info) {
 // ObserveSourceError counts an error of a source of generations.
 func (m *Metrics) ObserveSourceError(source string) { m.sourceErrors.WithLabelValues(source).Inc() }
 
+// truth returns the value of a gauge that shows a yes or no.
 func truth(b bool) float64 {
 	if b {
 		return 1

@@ -48,6 +48,8 @@ func (b builder) tableGauges(name, help string) tableGauges {
 	return tableGauges{b.gauges(name, help, "family", "table"), &sync.Mutex{}, map[rules.TableID]prometheus.Gauge{}}
 }
 
+// set sets the gauge of a table. A table that had only 0 so far gets no series. Several
+// goroutines may call it.
 func (g tableGauges) set(id rules.TableID, value float64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -62,7 +64,7 @@ func (g tableGauges) set(id rules.TableID, value float64) {
 	gauge.Set(value)
 }
 
-// forget removes the series of a table.
+// forget removes the series of a table; the next set other than 0 makes it again.
 func (g tableGauges) forget(id rules.TableID) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -83,6 +85,7 @@ func (b builder) stateGauges(name, help string, labels ...string) stateGauges {
 }
 
 // set records the present state of the object with these labels. The previous state becomes 0.
+// The last label is the object's key.
 func (g stateGauges) set(state string, labels ...string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -43,7 +43,7 @@ func (m *Metrics) SetLeftOut(family rules.Family, table rules.TableName, n int) 
 }
 
 // setPolicyDrops records how many built-in chains of each table have a policy of DROP that was
-// different before.
+// different before. SetStatus calls it with the whole list; other tables have 0.
 func (m *Metrics) setPolicyDrops(list []api.PolicyDrop) {
 	counts := map[rules.TableID]int{}
 	for _, p := range list {
@@ -59,7 +59,8 @@ func (m *Metrics) setPolicyDrops(list []api.PolicyDrop) {
 }
 
 // setNative sets the gauges of guarded native tables, and creates the counters of their replays
-// that alerts read. Tables that are no longer guarded keep their counters.
+// that alerts read. closed has the chains with a new policy of DROP. Tables that are no longer
+// guarded keep their counters.
 func (m *Metrics) setNative(tables []api.NativeTable, closed []api.PolicyDrop) {
 	drops := map[string]int{}
 	for _, p := range closed {

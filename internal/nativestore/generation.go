@@ -60,8 +60,9 @@ func IDOf(d native.Digest) string { return d.String()[:12] }
 
 var idPattern = regexp.MustCompile(`^[0-9a-f]{12}$`)
 
-// GenerationOf returns a table in its stored form. left is the machine's uptime when the
-// remaining timeouts were read.
+// GenerationOf returns a table in its stored form, for Save and for undoing a restore. left is
+// the machine's uptime when the remaining timeouts of elements were read: later they count from
+// there.
 func GenerationOf(t *native.Table, digest native.Digest, made reload.Made, captured time.Time, left time.Duration) Generation {
 	g := Generation{Read: left, Digest: digest.String(), Table: t, Header: Header{
 		ID: IDOf(digest), Family: t.ID.Family.NFT(), Name: t.ID.NFT(), Made: made, Captured: captured.UTC()}}
@@ -76,7 +77,8 @@ func (s *Store) folder() string { return filepath.Join(filepath.Dir(s.path), fol
 
 func (s *Store) file(id string) string { return filepath.Join(s.folder(), id+".json") }
 
-// keep writes a generation, unless its file already holds exactly these elements.
+// keep writes a generation for Save, unless its file already holds exactly these elements. A
+// generation's ID does not depend on elements that packets or time change.
 func (s *Store) keep(g Generation) error {
 	if _, err := os.Stat(s.file(g.ID)); s.written[g.Table.ID] == g.Table && !errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -88,7 +90,8 @@ func (s *Store) keep(g Generation) error {
 	return nil
 }
 
-// put writes a generation that the index need not name.
+// put writes a generation that the index need not name, such as the one that undoes a restore.
+// Prune may remove it.
 func (s *Store) put(g Generation) error {
 	g.Format, g.Identity = format, s.Identity
 	text, err := json.Marshal(g)
@@ -104,7 +107,8 @@ func (s *Store) put(g Generation) error {
 	return err
 }
 
-// Read returns a stored generation, even one of another node or boot.
+// Read returns a stored generation, even one of another node or boot: MayRestore checks that.
+// The error is ErrNothingStored if there is none.
 func (s *Store) Read(id string) (g Generation, err error) {
 	if !idPattern.MatchString(id) {
 		return Generation{}, fmt.Errorf("%w: %q", reload.ErrNothingStored, id)
@@ -128,7 +132,7 @@ func (s *Store) Read(id string) (g Generation, err error) {
 }
 
 // foreign returns why content that was stored elsewhere must not be restored here; "" if it
-// may.
+// may. made is the boot, network namespace and kernel of then.
 func (s *Store) foreign(made Identity) string {
 	for _, c := range []struct{ what, stored, now string }{
 		{"boot", made.BootID, s.Identity.BootID},
@@ -174,7 +178,8 @@ func (s *Store) List() []Header {
 	return list
 }
 
-// readHeader reads a generation's file up to its content, which may have 12 MB.
+// readHeader reads a generation's file up to its content, which may have 12 MB: List needs only
+// the fields before it.
 func readHeader(path string) (h Header, err error) {
 	file, err := private.Open(path, os.O_RDONLY)
 	if err != nil {
@@ -204,7 +209,9 @@ func readHeader(path string) (h Header, err error) {
 	return h, nil
 }
 
-// Prune removes old generations, but none that a saved index names.
+// Prune removes old generations after a save, but none that the saved index names: keptEach of
+// a table, keptMost files and keptBytes in all stay. An error leaves files that the next Prune
+// tries again.
 func (s *Store) Prune(saved Stored) error {
 	keeps, each := map[string]bool{}, map[string]int{}
 	for _, t := range saved.Tables {
@@ -248,7 +255,8 @@ func (s *Store) Show(id string) (string, error) {
 	return g.Text(s), nil
 }
 
-// Text returns the generation in words, under a heading.
+// Text returns the generation in words, under a heading that says if s must not restore it
+// here; "" without a table.
 func (g Generation) Text(s *Store) string {
 	if g.Table == nil {
 		return ""

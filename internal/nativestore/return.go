@@ -34,6 +34,7 @@ func (s *Store) Return(kernel Kernel, want Generation, uptime func() time.Durati
 var ErrNotProtected = errors.New("--protect does not name it")
 
 // MayRestore returns why a stored generation must not be put into force here; nil if it may be.
+// It is foreign, or protects does not name its table.
 func (s *Store) MayRestore(g Generation, protects func(tableid.TableID) bool) error {
 	if foreign := s.foreign(g.Identity); foreign != "" {
 		return fmt.Errorf("generation %s of table %s: %s", g.ID, g.Name, foreign)
@@ -52,7 +53,8 @@ type Returned struct {
 	Held  []native.Held // left out of the write
 }
 
-// Removal returns the record of the removed content; false if nothing was removed.
+// Removal returns the flush record of the content of g's table that the restore removed; false
+// if nothing was removed.
 func (n Returned) Removal(g Generation, now time.Time) (onrequest.Removal, bool) {
 	if !n.Wrote || n.Reply.Removes() == (api.Counts{}) {
 		return onrequest.Removal{}, false
@@ -114,7 +116,8 @@ func (n returning) do(r api.RestoreRequest) (Returned, error) {
 	return Returned{}, fmt.Errorf("restoring table %s, %d times: %w", n.want.Name, Tries, nft.ErrStale)
 }
 
-// preview describes the changes to the present table; nil means none exists.
+// preview describes the changes to the present table; nil means none exists. do shows it, and
+// compares its removals with the operator's agreement.
 func (n returning) preview(now *native.Table) Returned {
 	id := n.want.Table.ID
 	reply := api.RestoreReply{Generation: n.want.ID, Outcomes: map[rules.Family]api.Outcome{}, Native: []api.NativeRestored{Outcome(n.want.Table, "", nil)}}
@@ -139,6 +142,7 @@ func (n returning) preview(now *native.Table) Returned {
 	return Returned{Reply: reply, diff: w.Diff}
 }
 
+// countLines counts the rules, chains and elements of a list for a reply.
 func countLines(list []native.Line) (c api.Counts) {
 	for _, l := range list {
 		switch l.Kind {
@@ -153,7 +157,8 @@ func countLines(list []native.Line) (c api.Counts) {
 	return c
 }
 
-// removalOf identifies the removed lines, and the content that they are removed from.
+// removalOf identifies the removed lines, and the content that they are removed from. An
+// operator agrees to this text, so a removal from other content is refused.
 func removalOf(now *native.Table, lost []native.Line) string {
 	h := sha256.New()
 	digest := now.Digest()
@@ -164,7 +169,8 @@ func removalOf(now *native.Table, lost []native.Line) string {
 	return hex.EncodeToString(h.Sum(nil))[:24]
 }
 
-// keepForUndo stores the present content, and returns its ID; "" if there is none.
+// keepForUndo stores the present content before do removes it, and returns its ID for the
+// reply's Undo; "" if there is no table.
 func (n returning) keepForUndo(now *native.Table) (id string, err error) {
 	if now == nil {
 		return "", nil

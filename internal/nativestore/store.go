@@ -87,7 +87,8 @@ type Row struct {
 	InForce    string     `json:"-"` // ID of the content in force, if it is newer; else ""
 }
 
-// Open returns the store in an existing state folder.
+// Open returns the store in an existing state folder. It notes the boot, the network namespace
+// and the kernel, so that content of others is not restored here.
 func Open(folder string) (*Store, error) {
 	bound, err := here.Identify(iptables.Info{})
 	if err != nil {
@@ -195,8 +196,8 @@ func indexOf(text []byte) string {
 	return hex.EncodeToString(sum[:12])
 }
 
-// unreadIndex reports an unreadable index. It may have named the newest generations of all
-// tables.
+// unreadIndex reports an unreadable index, for Load. It may have named the newest generations
+// of all tables, so their IDs are offered to the operator.
 func (s *Store) unreadIndex(err error) []reload.Unread {
 	u := reload.Unread{File: s.path, Reason: err.Error(), Since: time.Now(), Native: true}
 	last := ""

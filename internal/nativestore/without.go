@@ -29,7 +29,8 @@ func Lasting(held []native.Held) []native.Held {
 	return slices.DeleteFunc(slices.Clone(held), func(h native.Held) bool { return h.Fleeting })
 }
 
-// PublishHeld returns a table's parts in quarantine for a Status, waiting parts last.
+// PublishHeld returns a table's parts in quarantine for a Status, waiting parts last, at most
+// api.QuarantinedShown. Both the daemon and check list them.
 func PublishHeld(held []native.Held) (list []api.NativeQuarantined) {
 	waits := func(h native.Held) bool { return h.Waits }
 	refused := slices.DeleteFunc(slices.Clone(held), waits)
@@ -61,7 +62,8 @@ func (s *Store) loadFor(kernel Kernel, protects func(tableid.TableID) bool) (Sto
 }
 
 // RestoreStored puts back, without a daemon, the stored native tables that are protected and
-// lost. With dry it only lists them.
+// lost (canaryd restore). With dry it only lists them. If another process writes meanwhile, it
+// reads and tries again, Tries times.
 func (s *Store) RestoreStored(kernel Kernel, protects func(tableid.TableID) bool, dry bool) ([]api.NativeRestored, error) {
 	stored, err := s.loadFor(kernel, protects)
 	if err != nil || len(stored.Tables) == 0 {
@@ -96,7 +98,8 @@ func (s *Store) RestoreStored(kernel Kernel, protects func(tableid.TableID) bool
 	return nil, fmt.Errorf("restoring native tables, %d times: %w", Tries, err)
 }
 
-// CheckStored judges, without a daemon, the stored native tables that protects names.
+// CheckStored judges, without a daemon, the stored native tables that protects names, for
+// canaryd check. It may return rows and an error.
 func (s *Store) CheckStored(kernel Kernel, protects func(tableid.TableID) bool) ([]api.NativeTable, error) {
 	stored, err := s.loadFor(kernel, protects)
 	if err != nil || len(stored.Tables) == 0 {
@@ -132,7 +135,8 @@ type storedFinding struct {
 	held       []native.Held
 }
 
-// judge compares stored tables with a read. canaryd heard of no commits in between.
+// judge compares stored tables with a read, for a check and a restore. canaryd heard of no
+// commits in between, so a verdict rests on the content and the witness alone.
 func (s Stored) judge(kernel Kernel, seen *native.Ruleset, protects func(tableid.TableID) bool) (all []storedFinding, err error) {
 	for i, t := range s.Tables {
 		want := t.Generation.Table
@@ -150,8 +154,8 @@ func (s Stored) judge(kernel Kernel, seen *native.Ruleset, protects func(tableid
 	return all, nil
 }
 
-// repairs returns the repairs of lost stored tables, and the lost tables that cannot be put
-// back.
+// repairs returns the repairs of lost stored tables in the order of their creation, and in left
+// the lost tables that cannot be put back.
 func (s Stored) repairs(kernel Kernel, seen *native.Ruleset, protects func(tableid.TableID) bool) (all []native.Repair, left []*native.Table, err error) {
 	up := here.Uptime()
 	judged, err := s.judge(kernel, seen, protects)

@@ -24,6 +24,8 @@ type Kernel interface {
 // Tries bounds how many times a repair is planned again because another process wrote.
 const Tries = 5
 
+// Lost reports whether a verdict means that content of a native table is missing or does not
+// work; "" is no verdict yet.
 func Lost(v native.Verdict) bool {
 	switch v {
 	case "", native.Intact, native.Changed:
@@ -43,7 +45,8 @@ var ErrOwnerWrote = errors.New("another process wrote after the write")
 // errPartsLeft means that the kernel refused parts of a table, and the rest is in force.
 var errPartsLeft = errors.New("could not be put back and is in quarantine")
 
-// PartsLeft is errPartsLeft with the first part; nil if there are none.
+// PartsLeft is errPartsLeft with the first part; nil if there are none. A restore that leaves
+// parts in quarantine is partial, and this is its detail.
 func PartsLeft(held []native.Held) error {
 	if len(held) == 0 {
 		return nil
@@ -55,9 +58,10 @@ func PartsLeft(held []native.Held) error {
 	return fmt.Errorf("%s%s %w: %s", held[0].Text, more, errPartsLeft, held[0].Why)
 }
 
-// AskedRemedy returns the remedy when an operator requests a table. It also covers a table that
-// was deleted alone, or that only the flag dormant disables. And it covers the loss of a part
-// in a commit that canaryd missed.
+// AskedRemedy returns the remedy when an operator requests a table; NoRemedy if nothing can or
+// need be done. It also covers a table that was deleted alone, or that only the flag dormant
+// disables. And it covers the loss of a part in a commit that canaryd missed. now is the
+// present table, nil without one.
 func AskedRemedy(f native.Finding, now *native.Table) native.Remedy {
 	switch {
 	case f.Remedy != native.NoRemedy:
@@ -77,7 +81,8 @@ func AskedRemedy(f native.Finding, now *native.Table) native.Remedy {
 // ErrDevicesLeft means that a chain or flowtable is back without some of its network devices.
 var ErrDevicesLeft = errors.New("network devices that the node lacks were left out")
 
-// DevicesLeft is ErrDevicesLeft with the devices; nil if there are none.
+// DevicesLeft is ErrDevicesLeft with the devices that the node lacks; nil if there are none.
+// The restore of the table is then partial.
 func DevicesLeft(left []string) error {
 	if len(left) == 0 {
 		return nil
@@ -94,6 +99,8 @@ type Write struct {
 }
 
 // writeAndProve writes repairs under the genid of a read, and proves them by another read.
+// w.err says why not all are proved. If another process wrote since the read, the kernel
+// refuses the write (Write.stale).
 func writeAndProve(kernel Kernel, genid uint32, repairs []native.Repair) (w Write) {
 	if w.left, w.err = kernel.Write(genid, repairs, nil); w.err != nil {
 		return w
@@ -124,7 +131,8 @@ func (w Write) Proved() bool { return w.Proof != nil && w.err == nil }
 // stale reports whether nothing was written, because another process wrote after the read.
 func (w Write) stale() bool { return !w.Wrote && errors.Is(w.err, nft.ErrStale) }
 
-// row returns the entry of a reply for a repair.
+// row returns the entry of a reply for a repair: failed, partial if devices or parts had to be
+// left out, or proved.
 func (w Write) row(repair native.Repair) api.NativeRestored {
 	if w.err != nil {
 		return Outcome(repair.Want, reload.Failed, w.err)
@@ -135,7 +143,7 @@ func (w Write) row(repair native.Repair) api.NativeRestored {
 	return Outcome(repair.Want, reload.Proved, nil)
 }
 
-// Outcome returns the entry of a reply for a table.
+// Outcome returns the entry of a reply for a table; err, which may be nil, is its detail.
 func Outcome(t *native.Table, outcome api.Outcome, err error) api.NativeRestored {
 	row := api.NativeRestored{Family: t.ID.Family.NFT(), Table: t.ID.NFT(), Outcome: outcome}
 	row.Chains, row.Rules, row.Elements = t.Counts()
@@ -145,7 +153,8 @@ func Outcome(t *native.Table, outcome api.Outcome, err error) api.NativeRestored
 	return row
 }
 
-// Outcomes returns the entries for tables to put back, and for tables that cannot be put back.
+// Outcomes returns the entries of a reply for tables to put back, and for tables that cannot be
+// put back (left). These have failed, because their owner's content is newer.
 func Outcomes(repairs []native.Repair, left []*native.Table) []api.NativeRestored {
 	var rows []api.NativeRestored
 	for _, repair := range repairs {

@@ -17,7 +17,7 @@ import (
 )
 
 // notIn returns the rules, with their chains, that a baseline does not have; none without a
-// baseline.
+// baseline. jumps must be grouped by chain. A preview marks them.
 func notIn(base *rules.Baseline, id rules.TableID, jumps []rules.Jump) []rules.Jump {
 	if base == nil {
 		return nil
@@ -56,7 +56,8 @@ func ReplyOf(generation string, result reload.Result) api.RestoreReply {
 	return reply
 }
 
-// LogRestored logs a restore that an operator requested.
+// LogRestored logs a restore that an operator requested, with the generation of before (undo).
+// values are further fields.
 func LogRestored(ctx context.Context, reply api.RestoreReply, values ...any) {
 	values = append([]any{"generation", reply.Generation}, values...)
 	if reply.Undo != "" {
@@ -65,6 +66,8 @@ func LogRestored(ctx context.Context, reply api.RestoreReply, values ...any) {
 	severity.Notices(klog.FromContext(ctx)).Info("Restored on request", values...)
 }
 
+// RenderFamilies returns a generation as iptables-restore input, of one family or, if only is
+// 0, of all.
 func RenderFamilies(g rules.Generation, only rules.Family) string {
 	text := ""
 	for _, f := range rules.Families() {
@@ -75,8 +78,8 @@ func RenderFamilies(g rules.Generation, only rules.Family) string {
 	return text
 }
 
-// Heading is a comment before a stored generation, with the time when it was learned. It also
-// has the reason if the generation must not be restored here.
+// Heading is a comment before a stored generation in the output of canaryd render, with the
+// time when it was learned. note is why it must not be restored here; "" if it may.
 func Heading(generation string, learned time.Time, note string) string {
 	text := fmt.Sprintf("# generation %s, learned %s\n", generation, learned.UTC().Format(time.RFC3339))
 	if note != "" {

@@ -34,8 +34,8 @@ func countsOf(p reload.Part) api.Counts {
 	return api.Counts{Rules: len(p.Rules), Chains: len(p.Chains)}
 }
 
-// changesOf returns the changes of each table that changes, with their lines if these are
-// wanted.
+// changesOf returns the changes of each table that changes, for a preview or a reply. It adds
+// their lines if these are wanted. base marks rules that the baseline lacks; nil: no baseline.
 func changesOf(changes reload.Changes, lines bool, base *rules.Baseline) []api.TableChange {
 	var list []api.TableChange
 	left := flushes.DiffRoom()
@@ -58,8 +58,9 @@ func changesOf(changes reload.Changes, lines bool, base *rules.Baseline) []api.T
 	return list
 }
 
-// diffOfChange returns the removed lines, then the added ones, as long as there is room. The
-// lines of fresh added rules come before both; their number is returned.
+// diffOfChange returns the removed lines, then the added ones, as long as left has room, and
+// reduces left. The lines of fresh added rules, which the baseline lacks, come before both;
+// their number is returned.
 func diffOfChange(id rules.TableID, c reload.Change, fresh []rules.Jump, left *flushes.Room) (api.TableDiff, int) {
 	w := flushes.NewDiffWriter(id, *left)
 	first := map[string]int{}
@@ -87,7 +88,8 @@ func diffOfChange(id rules.TableID, c reload.Change, fresh []rules.Jump, left *f
 	return w.Diff, shown
 }
 
-// previewOf describes the changes that a restore would make. Nothing was written.
+// previewOf describes the changes that a restore would make; nothing was written. It is the
+// answer of a dry run or of a refused restore. base may be nil.
 func previewOf(generation string, p reload.Preview, lines bool, base *rules.Baseline) api.RestoreReply {
 	reply := api.RestoreReply{Generation: generation, Outcomes: map[rules.Family]api.Outcome{}, Changes: changesOf(p.Changes, lines, base)}
 	if err := errors.Join(p.Unread...); err != nil {
@@ -96,7 +98,8 @@ func previewOf(generation string, p reload.Preview, lines bool, base *rules.Base
 	return reply
 }
 
-// changedBy returns the changes of a checked replay, as far as they were written.
+// changedBy returns the changes of a checked replay, as far as they were written. The reply and
+// the record of removals show only these.
 func changedBy(result reload.Result) reload.Changes {
 	changes := reload.Changes{}
 	for id, tr := range flushes.TablesOf(result) {
@@ -107,7 +110,8 @@ func changedBy(result reload.Result) reload.Changes {
 	return changes
 }
 
-// refusal returns why a checked replay wrote only a part, or nothing; nil if no check refused.
+// refusal returns why a checked replay wrote only a part, or nothing: the removals were not
+// those agreed to. It is nil if no check refused.
 func refusal(result reload.Result) error {
 	for _, f := range rules.Families() {
 		if err := result[f].Err; errors.Is(err, reload.ErrNotAgreed) {
@@ -117,7 +121,8 @@ func refusal(result reload.Result) error {
 	return nil
 }
 
-// untouched reports whether a check refused a replay before anything was written.
+// untouched reports whether a check refused a replay before anything was written. Restore then
+// shows the new preview in place of outcomes.
 func untouched(result reload.Result) bool {
 	for _, fr := range result {
 		if len(fr.Tables) > 0 && fr.Outcome != reload.Skipped {
@@ -133,7 +138,8 @@ type Removal struct {
 	Diff   []api.TableDiff
 }
 
-// NewRemoval returns a record without any tables.
+// NewRemoval returns a record without any tables of the removals that a restore makes on
+// request. The callers add the tables. reply names the generation, and the one that undoes it.
 func NewRemoval(reply api.RestoreReply, now time.Time) Removal {
 	return Removal{Record: api.Flush{
 		ID: fmt.Sprintf("%x", now.UnixMicro()), Time: now, Kind: api.Removed, Outcome: api.Requested, Attempts: 1,
@@ -142,7 +148,8 @@ func NewRemoval(reply api.RestoreReply, now time.Time) Removal {
 	}}
 }
 
-// RemovalBy returns the record of a replay's removals; false if there are none.
+// RemovalBy returns the record of a replay's removals, with their lines; false if there are
+// none. Removed rules get a record even if an operator requested it.
 func RemovalBy(reply api.RestoreReply, result reload.Result, now time.Time) (Removal, bool) {
 	r := NewRemoval(reply, now)
 	left := flushes.DiffRoom()
@@ -160,7 +167,8 @@ func RemovalBy(reply api.RestoreReply, result reload.Result, now time.Time) (Rem
 	return r, len(r.Diff) > 0
 }
 
-// lostBy returns a removed part as a loss.
+// lostBy returns a removed part as a loss, the form that a flush record takes. Rules of
+// built-in chains are jumps.
 func lostBy(t rules.TableName, removed reload.Part) reload.Lost {
 	lost := reload.Lost{Rules: len(removed.Rules)}
 	at := map[string]int{}
@@ -185,7 +193,8 @@ func lostBy(t rules.TableName, removed reload.Part) reload.Lost {
 	return lost
 }
 
-// undoing names the command that brings back the rules that a restore removed.
+// undoing names the command that brings back the rules that a restore removed, for the record;
+// "" if nothing was kept.
 func undoing(r api.RestoreReply) string {
 	if r.Undo == "" {
 		return ""
@@ -193,7 +202,8 @@ func undoing(r api.RestoreReply) string {
 	return fmt.Sprintf("`canaryd restore --generation %s --yes` brings the rules back that `canaryd restore --generation %s` took away", r.Undo, r.Generation)
 }
 
-// LogRemoval logs the removals of a replay, if there are any.
+// LogRemoval logs the removals of a replay on request, if there are any, with the generation
+// that undoes them. record gives the ID of the flush record.
 func LogRemoval(ctx context.Context, reply api.RestoreReply, record api.Flush) {
 	var where []string
 	for _, c := range reply.Changes {
@@ -215,7 +225,8 @@ func KeepRemoval(ctx context.Context, dir string, reply api.RestoreReply, result
 	return nil
 }
 
-// Keep logs a known removal and records it in the journal.
+// Keep logs a known removal and records it in the journal in dir, the state folder, for a
+// command without a daemon. An error means that the record may not be on disk.
 func (r Removal) Keep(ctx context.Context, dir string, reply api.RestoreReply) error {
 	LogRemoval(ctx, reply, r.Record)
 	entry, err := flushes.EntryOf(r.Record, r.Diff)

@@ -35,7 +35,8 @@ func NewBudget(families int) Budget {
 	return Budget{Walks: Bucket{Share: WalkShare * families}, Urgent: Bucket{Share: UrgentShare * families}}
 }
 
-// StampAt returns when a hint may make the loop read a stamp again, given the last one.
+// StampAt returns when a hint may make the loop read a stamp again, given the last one. It is
+// zero, at once, if the last one was exact.
 func (b *Budget) StampAt(last iptables.Stamp) time.Time {
 	if last.Exact {
 		return time.Time{}
@@ -43,7 +44,8 @@ func (b *Budget) StampAt(last iptables.Stamp) time.Time {
 	return b.Urgent.ReadyAt()
 }
 
-// ProbeAt returns when a family with that stamp may be probed.
+// ProbeAt returns when a family with that stamp may be probed; zero, at once, if the stamp is
+// exact.
 func (b *Budget) ProbeAt(stamp iptables.Stamp) time.Time {
 	if stamp.Exact {
 		return time.Time{}
@@ -64,8 +66,8 @@ func (b *Bucket) ReadyAt() time.Time {
 	return b.at.Add((b.owed - WalkBurst) * time.Duration(b.Share))
 }
 
-// Spend notes a look that ended now and took so long. No look counts for more than the burst,
-// because a suspended look has cost nothing.
+// Spend notes a look that ended now and took so long; ReadyAt then says when the next one fits
+// the share. No look counts for more than the burst, because a suspended look has cost nothing.
 func (b *Bucket) Spend(now time.Time, took time.Duration) {
 	earned := now.Sub(b.at) / time.Duration(b.Share)
 	if b.at.IsZero() || earned > b.owed {

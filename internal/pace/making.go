@@ -27,7 +27,8 @@ const (
 )
 
 // Failed notes a failed try, plans the next one, and reports whether to log it. kernel is the
-// error of a kernel that cannot have the table, and taken that of a taken name.
+// error of a kernel that cannot have the table: then the next try is MakeAgain away. taken is
+// that of a taken name, which is logged only if it lasts.
 func (m *Making) Failed(err, kernel, taken error) bool {
 	now := time.Now()
 	m.since = cmp.Or(m.since, now)

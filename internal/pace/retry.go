@@ -31,7 +31,8 @@ type Retry struct {
 	Wait time.Duration
 }
 
-// Failed plans the next try after a failed one.
+// Failed plans the next try after a failed one: the wait doubles from FirstTry to LastTry. If
+// another process held the lock, it stays at FirstTry.
 func (r *Retry) Failed(err error, now time.Time) {
 	wait := min(max(2*r.Wait, FirstTry), LastTry)
 	if LockReason(err) {

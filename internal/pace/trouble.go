@@ -28,7 +28,8 @@ type Trouble struct {
 // There reports whether there is trouble now.
 func (t *Trouble) There() bool { return t.What != "" }
 
-// Met notes the trouble, and reports whether to log it.
+// Met notes the trouble, and reports whether to log it: only new words, and at most one line in
+// each complainEvery.
 func (t *Trouble) Met(err error, now time.Time) bool {
 	t.What, t.Cause = err.Error(), CauseOf(err)
 	if t.What == t.logged || !t.at.IsZero() && now.Sub(t.at) < complainEvery {
@@ -75,8 +76,8 @@ func Warnings(ctx context.Context) context.Context {
 	return klog.NewContext(ctx, severity.Warnings(klog.FromContext(ctx)))
 }
 
-// Unusable returns the log for an unused file of an earlier run. A file of another boot or
-// network namespace is no trouble, because each reboot leaves one.
+// Unusable returns the log for an unused file of an earlier run; err is why it is not used. A
+// file of another boot or network namespace is no trouble, because each reboot leaves one.
 func Unusable(log klog.Logger, err error) klog.Logger {
 	if errors.Is(err, reload.ErrForeign) {
 		return severity.Infos(log)
@@ -85,7 +86,7 @@ func Unusable(log klog.Logger, err error) klog.Logger {
 }
 
 // CauseOf returns the root of an error in words that quote no rule: the kernel's words for its
-// errors, or that time ran out. It is empty for all other errors.
+// errors, or that time ran out. It is "" for all other errors. Status and headline show it.
 func CauseOf(err error) string {
 	var errno syscall.Errno
 	switch {
@@ -104,7 +105,8 @@ type Shared struct {
 	trouble Trouble
 }
 
-// Take notes an error; nil means that the trouble is over. It reports whether to log that.
+// Take notes an error; nil means that the trouble is over. It reports whether to log that. Any
+// goroutine may call it.
 func (t *Shared) Take(err error, now time.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -114,7 +116,8 @@ func (t *Shared) Take(err error, now time.Time) bool {
 	return t.trouble.Met(err, now)
 }
 
-// Text returns the words of the trouble; empty if there is none.
+// Text returns the words of the trouble for a Status; empty if there is none. Any goroutine may
+// call it.
 func (t *Shared) Text() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()

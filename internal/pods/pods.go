@@ -82,7 +82,8 @@ func (k attached) cameBack() bool {
 	return !k.returned.IsZero() && k.gone.Sub(k.returned) < returnedFor
 }
 
-// Read reads libcni's files. known is false if it cannot; the pods' state is then unknown.
+// Read reads libcni's files for the loop, which gives r to Take. known is false if it cannot;
+// the pods' state is then unknown. The first error of a series is logged.
 func (w *Watch) Read(ctx context.Context, files Attachments, now time.Time) (r cniresults.Reading, known bool) {
 	w.ReadAt = now
 	r, err := files.Read()
@@ -100,7 +101,7 @@ func (w *Watch) Read(ctx context.Context, files Attachments, now time.Time) (r c
 }
 
 // Take takes the content of libcni's folder into the Watch. It reports whether the file of an
-// attachment disappeared for which the generation has rules.
+// attachment disappeared for which the generation has rules. The loop then reads all tables.
 func (w *Watch) Take(ctx context.Context, r cniresults.Reading, now time.Time) (gone bool) {
 	for a, pod := range r.Attached {
 		w.known[a] = attached{Pod: pod, returned: w.known[a].returned, returnedTo: w.known[a].returnedTo}
@@ -133,9 +134,9 @@ func (w *Watch) HaveRules(edition int, want rules.Generation) {
 	w.rules, w.edition = protect.AllAttachments(want, maps.Keys(w.known)), edition
 }
 
-// vanished returns the attachments whose file has disappeared. cleared means that several files
-// existed and all have disappeared: no runtime removes pods in that way, but a script that
-// empties the folder does.
+// vanished returns for Take the attachments whose file has disappeared. cleared means that
+// several files existed and all have disappeared: no runtime removes pods in that way, but a
+// script that empties the folder does.
 func (w *Watch) vanished(r cniresults.Reading) (list []protect.Attachment, cleared bool) {
 	stay := false
 	for a, k := range w.known {
@@ -151,6 +152,7 @@ func (w *Watch) vanished(r cniresults.Reading) (list []protect.Attachment, clear
 }
 
 // Gone returns the attachments that the generation has rules for, and whose container is gone.
+// A replay leaves out their rules.
 func (w *Watch) Gone() map[protect.Attachment]bool {
 	list := map[protect.Attachment]bool{}
 	for a, k := range w.known {
@@ -161,7 +163,8 @@ func (w *Watch) Gone() map[protect.Attachment]bool {
 	return list
 }
 
-// Leftovers returns the attachments of Gone whose rules a replay put back.
+// Leftovers returns the attachments of Gone whose rules a replay put back. No DEL removes these
+// rules again, so the loop removes them (removeGoneContainers).
 func (w *Watch) Leftovers() map[protect.Attachment]bool {
 	list := w.Gone()
 	maps.DeleteFunc(list, func(a protect.Attachment, _ bool) bool { return !w.known[a].cameBack() })
@@ -181,7 +184,8 @@ func (w *Watch) Disbelieve(standing rules.Section, finding canary.Finding, since
 	}
 }
 
-// LostPods returns the attachments that lost rules in a table.
+// LostPods returns the attachments that lost rules in a table. Flush records name them, and
+// SetReturned notes them after a replay.
 func LostPods(lost reload.Lost) map[protect.Attachment]bool {
 	var was, is rules.Section
 	for _, c := range lost.Chains {
@@ -194,7 +198,8 @@ func LostPods(lost reload.Lost) map[protect.Attachment]bool {
 	return all
 }
 
-// SetReturned notes the containers whose rules a replay put back.
+// SetReturned notes the containers whose rules a replay put back. Leftovers and removedAgain
+// use the time.
 func (w *Watch) SetReturned(result reload.Result, now time.Time) {
 	for f, fr := range result {
 		tr := fr.Tables[rules.Nat]
@@ -216,7 +221,8 @@ func (w *Watch) SetReturned(result reload.Result, now time.Time) {
 	}
 }
 
-// Forget forgets attachments.
+// Forget forgets attachments whose rules the loop has taken out of the generation, because
+// their containers are gone.
 func (w *Watch) Forget(gone map[protect.Attachment]bool) {
 	for a := range gone {
 		delete(w.known, a)
@@ -228,7 +234,7 @@ func (w *Watch) name(a protect.Attachment) string {
 	return podName(w.known[a].Pod, a.Container)
 }
 
-// Names returns the names of pods for people, in order.
+// Names returns the names of pods for log lines, sorted.
 func (w *Watch) Names(list map[protect.Attachment]bool) []string {
 	var names []string
 	for a := range list {
@@ -247,9 +253,8 @@ func podName(p cniresults.Pod, container string) string {
 	return strings.TrimPrefix(p.Namespace+"/"+p.Name, "/")
 }
 
-// Kept returns the containers that must survive a restart of canaryd: those with rules in the
-// generation, sorted. The daemon stores them when they have changed, and Recall takes them up
-// at the next start.
+// Kept returns the containers with rules in the generation, sorted. The daemon stores this
+// knowledge when it has changed, and Recall takes it up after a restart.
 func (w *Watch) Kept() []reload.AttachedPod {
 	var list []reload.AttachedPod
 	for a, k := range w.known {
@@ -265,7 +270,8 @@ func (w *Watch) Kept() []reload.AttachedPod {
 	return list
 }
 
-// Recall restores the last run's knowledge about pods.
+// Recall restores the last run's knowledge about pods at the start. The times of removals and
+// replays were not stored: the present time replaces them.
 func (w *Watch) Recall(known reload.Owners) {
 	w.Folder, w.known = known.Folder, map[protect.Attachment]attached{}
 	for _, p := range known.Pods {

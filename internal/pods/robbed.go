@@ -67,7 +67,8 @@ type Sight struct {
 	Inquire func() culprit.Inquiry // queries the kernel
 }
 
-// Lacking returns the rules that each living pod lacks in a section.
+// Lacking returns the rules that each living pod lacks in a section. want is the generation's
+// section of nat, nat the kernel's. The loop gives the result to Follow.
 func (w *Watch) Lacking(want, nat rules.Section) map[protect.Attachment]protect.Lack {
 	lacks := protect.Lacking(want, nat, w.living)
 	w.leaveLiving(lacks)
@@ -136,7 +137,8 @@ func (w *Watch) Follow(ctx context.Context, s Sight) bool {
 	return lost
 }
 
-// living yields the pods that are known to be alive.
+// living yields the pods that are known to be alive, for Lacking: only their missing rules may
+// be a robbery.
 func (w *Watch) living(yield func(protect.Attachment) bool) {
 	for a := range w.known {
 		if w.lives(a) && !yield(a) {
@@ -158,7 +160,9 @@ func (k attached) removedAgain(f rules.Family, since time.Time) bool {
 	return !back.IsZero() && since.After(back) && since.Sub(back) < returnedFor
 }
 
-// graceOf returns how long a pod's rules may be missing until they are lost.
+// graceOf returns how long a pod's rules may be missing until they are lost. The jump grace is
+// enough if another process than the owner removed them; else a DEL may be under way
+// (DelLasts).
 func (w *Watch) graceOf(r Robbery) time.Duration {
 	if r.by == robberOther {
 		return w.Grace
@@ -171,7 +175,8 @@ func (w *Watch) lostFor(r Robbery, now time.Time) bool {
 	return r.by != robberOwner && now.Sub(r.Since) >= w.graceOf(r)
 }
 
-// RobbedNow returns the pods of each family whose rules are lost.
+// RobbedNow returns the pods of each family whose rules are lost. A judgement or replay then
+// counts them as lost although their table is intact (Job.Robbed).
 func (w *Watch) RobbedNow(now time.Time) map[rules.Family]map[protect.Attachment]bool {
 	all := map[rules.Family]map[protect.Attachment]bool{}
 	for k, r := range w.robbed {
@@ -185,8 +190,9 @@ func (w *Watch) RobbedNow(now time.Time) map[rules.Family]map[protect.Attachment
 	return all
 }
 
-// KeptFor returns the pods whose missing rules stay in the generation. due is when the first of
-// them is missed or lost; zero if none will be.
+// KeptFor returns the pods whose missing rules stay in the generation while it learns. due is
+// when the first of them is missed or lost; zero if none will be. The loop reads the family
+// then.
 func (w *Watch) KeptFor(f rules.Family) (kept map[protect.Attachment]bool, due time.Time) {
 	kept = map[protect.Attachment]bool{}
 	for k, r := range w.robbed {
@@ -202,7 +208,8 @@ func (w *Watch) KeptFor(f rules.Family) (kept map[protect.Attachment]bool, due t
 	return kept, due
 }
 
-// LostSince returns the robberies of a table whose rules are lost.
+// LostSince returns the robberies of a table whose rules are lost by now. The loop dates the
+// table's loss from them.
 func (w *Watch) LostSince(id rules.TableID, now time.Time) (list []Robbery) {
 	for k, r := range w.robbed {
 		if k.family == id.Family && id.Name == rules.Nat && w.lostFor(r, now) && w.lives(k.attachment) {
@@ -215,7 +222,8 @@ func (w *Watch) LostSince(id rules.TableID, now time.Time) (list []Robbery) {
 // LostAt returns when missing rules become lost.
 func (w *Watch) LostAt(r Robbery) time.Time { return r.Since.Add(w.graceOf(r)) }
 
-// MissedIn returns, by pod, the robberies of a table that make the node unhealthy.
+// MissedIn returns, by pod, the robberies of a table that make the node unhealthy. Its verdict
+// in a Status is then a loss, and a record names the pods.
 func (w *Watch) MissedIn(id rules.TableID) map[protect.Attachment]Robbery {
 	if id.Name != rules.Nat || len(w.robbed) == 0 {
 		return nil
@@ -229,7 +237,8 @@ func (w *Watch) MissedIn(id rules.TableID) map[protect.Attachment]Robbery {
 	return list
 }
 
-// AddTo adds the missing rules to a table's loss. want is the generation's section.
+// AddTo adds the missing rules to a table's loss, for the flush record. want is the
+// generation's section: the rules of a missing chain come from it.
 func (r Robbery) AddTo(lost *reload.Lost, want rules.Section) {
 	lost.Rules += len(r.lack.Rules)
 	in := map[string][]rules.Rule{}
@@ -251,9 +260,9 @@ func (r Robbery) AddTo(lost *reload.Lost, want rules.Section) {
 	}
 }
 
-// robberOf classifies the processes that removed rules from these chains since the previous
-// read. A plugin among them counts as the remover. whole means that the previous read showed
-// all rules of the pod.
+// robberOf classifies for Follow the processes that removed rules from a pod's chains since the
+// read before. A plugin among them counts as the remover. whole means that the previous read
+// showed all rules of the pod.
 func robberOf(s Sight, lack protect.Lack, before culprit.Read, whole bool) robber {
 	chains := slices.Clone(lack.Chains)
 	for _, h := range lack.Rules {
@@ -276,9 +285,9 @@ func robberOf(s Sight, lack protect.Lack, before culprit.Read, whole bool) robbe
 	return robberUnknown
 }
 
-// wentAhead reports whether a rule was deleted before the chain that it led to; portmap flushes
-// the chain first. Other pods have rules in the same chain, so each commit that removed rules
-// there counts.
+// wentAhead reports whether a rule was deleted before the chain that it led to: no plugin did
+// that, because portmap flushes the chain first. Other pods have rules in the same chain, so
+// each commit that removed rules there counts.
 func wentAhead(takings []iptables.Taking, h rules.Jump) bool {
 	last, chain := -1, -1
 	for i, k := range takings {

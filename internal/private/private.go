@@ -43,6 +43,8 @@ func Folder(path string) error {
 	return restrict(path)
 }
 
+// checkParents checks all parents of path: a user who may replace one of them could replace the
+// folder.
 func checkParents(path string) error {
 	for parent := filepath.Dir(path); ; parent = filepath.Dir(parent) {
 		if err := checkFolder(parent, true); err != nil || parent == "/" {
@@ -51,8 +53,8 @@ func checkParents(path string) error {
 	}
 }
 
-// checkFolder returns why a folder is not safe from other users. In a parent with the sticky
-// bit, such as /tmp, other users may write, but not move our files.
+// checkFolder returns why a folder is not safe from other users; nil if it is. In a parent with
+// the sticky bit, such as /tmp, other users may write, but not move our files.
 func checkFolder(path string, parent bool) error {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -81,6 +83,7 @@ func advice(parent bool, what string) string {
 	return "; " + what
 }
 
+// restrict gives a folder of our own user mode 0700; another user's folder stays as it is.
 func restrict(path string) error {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -105,8 +108,9 @@ func isUnmapped(uid uint32) bool {
 	return strings.Join(strings.Fields(string(text)), " ") != "0 0 4294967295"
 }
 
-// Open opens a regular file that belongs to root or our own user. A link at the end of path is
-// an error. So is a pipe, and Open does not wait for it. flag is as in os.OpenFile.
+// Open opens a regular file that belongs to root or our own user, so that no other user can
+// feed canaryd a file. A link at the end of path is an error. So is a pipe, and Open does not
+// wait for it. flag is as in os.OpenFile.
 func Open(path string, flag int) (*os.File, error) {
 	file, err := os.OpenFile(path, flag|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0o600)
 	if errors.Is(err, syscall.ELOOP) {
@@ -160,7 +164,7 @@ func Write(path string, data []byte) error {
 }
 
 // Lasting turns an error about a file with a random name into an error about its folder. The
-// next try, which fails for the same reason, then has the same words.
+// next try, which fails for the same reason, then has the same words, and is not logged again.
 func Lasting(err error, folder string) error {
 	if p, ok := errors.AsType[*fs.PathError](err); ok && filepath.Dir(p.Path) == filepath.Clean(folder) {
 		return &fs.PathError{Op: p.Op, Path: folder, Err: p.Err}

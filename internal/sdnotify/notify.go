@@ -68,7 +68,8 @@ type session struct {
 	failed bool      // a message could not be sent
 }
 
-// pace is the time between checks for a new message.
+// pace is the time until the next step: short until canaryd is ready, and often enough for the
+// watchdog.
 func (s *session) pace() time.Duration {
 	switch {
 	case !s.ready:
@@ -80,7 +81,8 @@ func (s *session) pace() time.Duration {
 	}
 }
 
-// step sends the news.
+// step sends the news to the service manager: that canaryd is ready, a changed status line, and
+// the sign of life for the watchdog. Without news it sends nothing.
 func (s *session) step() {
 	var words []string
 	status := s.Status()
@@ -111,6 +113,7 @@ func oneLine(text string) string {
 	}, text)
 }
 
+// send sends a message of these words, and logs the first failure.
 func (s *session) send(words ...string) {
 	if err := s.Send(strings.Join(words, "\n")); err != nil && !s.failed {
 		s.failed = true

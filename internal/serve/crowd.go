@@ -28,14 +28,15 @@ type crowdedConn struct {
 	crowd *crowd
 }
 
+// newCrowd returns l with at most most connections at a time.
 func newCrowd(l net.Listener, most int) *crowd {
 	c := &crowd{Listener: l, most: most, talking: map[net.Conn]bool{}}
 	c.room = sync.NewCond(&c.mu)
 	return c
 }
 
-// Accept returns the next connection. It waits only while all allowed connections are busy with
-// requests.
+// Accept returns the next connection. If there are too many, it closes the oldest one that has
+// sent no request. It waits only while all allowed connections are busy with requests.
 func (c *crowd) Accept() (net.Conn, error) {
 	conn, err := c.Listener.Accept()
 	if err != nil {
@@ -67,7 +68,8 @@ func (c *crowd) Close() error {
 	return c.Listener.Close()
 }
 
-// follow moves a connection to talking; http.Server calls it.
+// follow moves a connection to talking when its request begins; http.Server calls it. Accept
+// does not close it from then on.
 func (c *crowd) follow(conn net.Conn, state http.ConnState) {
 	made, ok := conn.(*crowdedConn)
 	if !ok || state != http.StateActive {

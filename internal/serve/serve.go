@@ -30,7 +30,7 @@ const (
 )
 
 // WriteCheck answers with a line that begins with "ok", or with 503 and the problem in one
-// line.
+// line. healthz and readyz answer so; ok is the whole line.
 func WriteCheck(w http.ResponseWriter, problem error, ok string) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	if problem != nil {

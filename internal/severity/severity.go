@@ -48,6 +48,7 @@ func Notices(log logr.Logger) logr.Logger { return at(log, Notice) }
 // Infos returns a logger that writes all lines as information, even lines with an error.
 func Infos(log logr.Logger) logr.Logger { return at(log, Info) }
 
+// at returns log with lines of that level, if its sink knows levels; else log itself.
 func at(log logr.Logger, level Level) logr.Logger {
 	if sink, ok := log.GetSink().(Leveler); ok {
 		return log.WithSink(sink.At(level))

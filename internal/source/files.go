@@ -99,6 +99,8 @@ type files struct {
 	folderOnly bool
 }
 
+// read reads all wanted files, of at most maxRead bytes together. The error joins the errors of
+// all files.
 func (f files) read() ([]file, error) {
 	names, err := f.list()
 	if err != nil {
@@ -114,7 +116,8 @@ func (f files) read() ([]file, error) {
 	return all, errors.Join(bad...)
 }
 
-// list returns path itself, or the wanted files of the folder, sorted.
+// list returns path itself, or the wanted files of the folder, sorted. A folder without any is
+// an error.
 func (f files) list() ([]string, error) {
 	info, err := os.Stat(f.path)
 	switch {
@@ -133,6 +136,7 @@ func (f files) list() ([]string, error) {
 	return names, err
 }
 
+// within returns the wanted files of the folder, sorted; none is no error.
 func (f files) within() ([]string, error) {
 	entries, err := os.ReadDir(f.path)
 	if err != nil {
@@ -163,6 +167,8 @@ type place struct {
 	wanted func(name string) bool // nil with a name
 }
 
+// concerns reports whether an inotify event of this path may change the files, so that the
+// Watcher must read them again. event is the path of the changed file or folder.
 func (p place) concerns(event string) bool {
 	if event == p.folder {
 		return true
@@ -171,7 +177,8 @@ func (p place) concerns(event string) bool {
 	return filepath.Clean(folder) == p.folder && (name == p.name || p.wanted != nil && p.wanted(name))
 }
 
-// stat returns the stats of the files.
+// stat returns the stats of the files without reading them: a stamp that differs after a
+// change, and the places to watch. An error becomes part of the stamp.
 func (f files) stat() stats {
 	places, resolved := follow(f.path)
 	info, err := os.Stat(f.path)
@@ -197,6 +204,8 @@ func (f files) stat() stats {
 	return s
 }
 
+// add adds a file's size and times to the stamp, or the error instead; a folder adds only its
+// name.
 func (s *stats) add(path string, info fs.FileInfo, err error) {
 	switch {
 	case err != nil:

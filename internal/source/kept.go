@@ -36,8 +36,8 @@ func (s Cache) file(source string) string {
 	return filepath.Join(s.Dir, "declared-"+source+".json")
 }
 
-// keep writes a source's declaration. A process that is killed meanwhile leaves the old file or
-// the new one.
+// keep writes a source's declaration for recall at a later start; without a folder it does
+// nothing. A process that is killed meanwhile leaves the old file or the new one.
 func (s Cache) keep(source Source, said Declared) error {
 	if s.Dir == "" {
 		return nil
@@ -55,7 +55,8 @@ func (s Cache) keep(source Source, said Declared) error {
 // errNotKept means that the disk has nothing of the source.
 var errNotKept = errors.New("this source has no stored rules")
 
-// recall returns a source's last good declaration from disk.
+// recall returns a source's last good declaration from disk, for a start with broken files. The
+// error is errNotKept if there is none for these files.
 func (s Cache) recall(source Source) (Declared, error) {
 	if s.Dir == "" {
 		return Declared{}, errNotKept
@@ -87,7 +88,8 @@ func (s Cache) recall(source Source) (Declared, error) {
 // maxKept bounds the size of a file that is read, as for learned generations.
 const maxKept = 64 << 20
 
-// keepAll stores the declarations that changed.
+// keepAll stores the declarations that changed. A failure is logged once, and the next call
+// tries again.
 func (w *Watcher) keepAll(ctx context.Context) {
 	for _, s := range w.states {
 		if !s.unkept {

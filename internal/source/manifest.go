@@ -36,6 +36,8 @@ func inManifest(name string) bool {
 	return !strings.HasPrefix(name, ".") && slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(name))
 }
 
+// declare makes kube-proxy's rules of all objects in the files. The error joins the errors of
+// all files; then none of them counts. last saves decoding unchanged objects again.
 func (m Manifest) declare(files []file, last Declared) (Declared, error) {
 	decoder := last.decoded.Next()
 	var objects kube.Objects
@@ -58,6 +60,8 @@ func (m Manifest) declare(files []file, last Declared) (Declared, error) {
 	return Declared{Generation: generation, Skips: skips, decoded: decoder, owners: m.owners()}, nil
 }
 
+// owners returns the owner of the declared rules: the manifest claims all of kube-proxy's
+// chains.
 func (m Manifest) owners() []owner {
 	return []owner{{
 		source: m.Name(),
@@ -66,6 +70,8 @@ func (m Manifest) owners() []owner {
 	}}
 }
 
+// decode returns the objects of one file. A file without an object is an error, because it
+// would declare that there is no service.
 func decode(decoder *kube.Decoder, f file) (kube.Objects, error) {
 	if isBlank(f.data) {
 		return kube.Objects{}, fmt.Errorf("%s: holds no object: delete the file, or write an empty List if no services are meant", f.name)

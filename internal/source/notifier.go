@@ -23,6 +23,7 @@ type notifier struct {
 
 func newNotifier(ctx context.Context) *notifier { return &notifier{log: klog.FromContext(ctx)} }
 
+// close ends the watch; the next watch opens it again. Run polls meanwhile.
 func (n *notifier) close() {
 	if n.watcher != nil {
 		_ = n.watcher.Close() // nothing was written to it
@@ -30,6 +31,7 @@ func (n *notifier) close() {
 	n.watcher = nil
 }
 
+// events returns the channel of changes; nil, which never delivers, while nothing is watched.
 func (n *notifier) events() <-chan fsnotify.Event {
 	if n.watcher == nil {
 		return nil
@@ -37,6 +39,8 @@ func (n *notifier) events() <-chan fsnotify.Event {
 	return n.watcher.Events
 }
 
+// errors returns the channel of fsnotify's errors; nil, which never delivers, while nothing is
+// watched.
 func (n *notifier) errors() <-chan error {
 	if n.watcher == nil {
 		return nil
@@ -54,7 +58,9 @@ func (n *notifier) failed(err error) {
 	n.close()
 }
 
-// watch watches the folders of these places and no others. It reports whether a folder is new.
+// watch watches the folders of these places and no others. It reports whether a folder is new:
+// a file may have changed there before the watch began. Failures are logged, and the files are
+// still polled.
 func (n *notifier) watch(places []place) (added bool) {
 	n.places = places
 	if n.watcher == nil {

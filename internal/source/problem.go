@@ -38,7 +38,8 @@ const (
 // list. A slow reader gets only the newest.
 func (w *Watcher) Problems() <-chan []Problem { return w.problems }
 
-// report sends the problems of all sources if they changed.
+// report sends the problems of all sources to Problems if they changed; an empty list means
+// that all are over.
 func (w *Watcher) report() {
 	var now []Problem
 	for _, s := range w.states {
@@ -54,7 +55,8 @@ func (w *Watcher) report() {
 	replace(w.problems, now)
 }
 
-// problem describes why the source's files cannot be used.
+// problem describes why the source's files cannot be used, for a Status: Where is the file and
+// line, as far as the error names them.
 func (s *state) problem() Problem {
 	p := Problem{Source: s.Name(), Where: s.files().path, Reason: s.broken, Instead: s.instead, Since: s.since}
 	// Errors begin with the file, and the line if it is known.

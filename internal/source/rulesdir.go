@@ -31,6 +31,8 @@ func (d RulesDir) files() files {
 	return files{path: d.Dir, wanted: inRulesDir, kinds: "*.v4 or *.v6", folderOnly: true}
 }
 
+// recall returns an earlier run's rules of the folder as a declaration; the folder claims their
+// chains. The Watcher takes it if the files are broken at the start.
 func (d RulesDir) recall(g rules.Generation) Declared {
 	own := map[string]bool{}
 	for _, s := range g {
@@ -63,6 +65,8 @@ type ruleKey struct {
 	rule  rules.ChainRule
 }
 
+// declare makes the declaration of all fragments. The error joins the errors of all files; then
+// none of them counts. Fragments of a family that is not watched are only checked.
 func (d RulesDir) declare(files []file, _ Declared) (Declared, error) {
 	all := Declared{Generation: rules.Generation{}}
 	declared := map[chainKey]string{} // file and line
@@ -113,6 +117,8 @@ func (d RulesDir) declare(files []file, _ Declared) (Declared, error) {
 	return all, nil
 }
 
+// parse parses one fragment. A file without a table, or with canaryd's own chain, is an error.
+// Errors name file and line.
 func (d RulesDir) parse(f file, family rules.Family) (rules.Fragment, error) {
 	fragment, err := rules.ParseFragment(bytes.NewReader(f.data), family, protect.Tables()...)
 	if wrong := (*rules.ParseError)(nil); errors.As(err, &wrong) {
@@ -132,8 +138,9 @@ func (d RulesDir) parse(f file, family rules.Family) (rules.Fragment, error) {
 	return fragment, nil
 }
 
-// addChains records where the fragment's chains are declared. It returns an error for a chain
-// that another file declares.
+// addChains records in declared where the fragment's chains are declared. It returns an error
+// for a chain that another file declares, because two files may not share a chain. name is the
+// file's.
 func addChains(declared map[chainKey]string, name string, family rules.Family, fragment rules.Fragment) error {
 	var bad []error
 	for _, t := range protect.Tables() {

@@ -90,7 +90,7 @@ func (d Declared) Origin(f rules.Family, t rules.TableName, chain string, r rule
 }
 
 // combine returns the common declaration of the parts, as if they were loaded one after the
-// other. If two parts claim one chain, the error names both.
+// other. If two parts claim one chain, the error names both: only one source may write a chain.
 func combine(parts ...Declared) (Declared, error) {
 	all := Declared{Generation: rules.Generation{}}
 	for _, p := range parts {
@@ -107,7 +107,8 @@ func combine(parts ...Declared) (Declared, error) {
 	return all, nil
 }
 
-// claimed returns an error for each chain of d that an owner in by claims.
+// claimed returns an error for each chain of d that an owner in by claims, for combine; nil if
+// there is none.
 func claimed(d, by Declared) error {
 	var conflicts []error
 	for _, f := range rules.Families() {
@@ -125,6 +126,8 @@ func claimed(d, by Declared) error {
 	return errors.Join(conflicts...)
 }
 
+// where returns the place in the files at which a chain is declared; "" if it is not known.
+// Error messages name it.
 func (d Declared) where(f rules.Family, t rules.TableName, chain string) string {
 	for _, o := range d.owners {
 		if o.claims(chain) {
@@ -147,7 +150,8 @@ func (e *sourceError) Unwrap() error { return e.err }
 // again.
 const shownErrors = 5
 
-// oneLine returns the errors that err joins, in one line.
+// oneLine returns the errors that err joins, in one line, at most shownErrors. Reasons in
+// status and log are such lines.
 func oneLine(err error) string {
 	all := flatten(err)
 	more := ""
@@ -157,6 +161,7 @@ func oneLine(err error) string {
 	return strings.Join(all, "; ") + more
 }
 
+// flatten returns the errors that err joins, also within each other, each in one line.
 func flatten(err error) []string {
 	joined, ok := err.(interface{ Unwrap() []error })
 	if !ok {

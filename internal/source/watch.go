@@ -127,7 +127,9 @@ func (w *Watcher) Start(ctx context.Context) Declared {
 	return all
 }
 
-// loadFirst loads a source, and waits while its files are being written.
+// loadFirst loads a source for Load and Start. While its files are being written, it waits
+// until they are quiet, at most until deadline. It notes the stamp of the files in s also after
+// an error.
 func (w *Watcher) loadFirst(ctx context.Context, s *state, deadline time.Time) (Declared, error) {
 	declared, stamp, err := s.load()
 	for isBusy(err) && time.Now().Before(deadline) && sleep(ctx, w.quiet) {
@@ -137,8 +139,9 @@ func (w *Watcher) loadFirst(ctx context.Context, s *state, deadline time.Time) (
 	return declared, err
 }
 
-// load loads a source, and returns the stamp of its files. It reads all files before it makes
-// rules of them, so that they belong together.
+// load loads a source, and returns the stamp of its files before the read. It reads all files
+// before it makes rules of them. If they change meanwhile, the error is a busyError, and the
+// caller tries again.
 func (s *state) load() (Declared, string, error) {
 	before := s.files().stat().stamp
 	files, err := s.files().read()
@@ -157,7 +160,8 @@ func isBusy(err error) bool {
 	return errors.As(err, &busy)
 }
 
-// combine combines the last good declarations, but takes part for the state changed.
+// combine combines the last good declarations of all sources, but takes part for the state
+// changed. changed is nil if none changed. An error means that they contradict each other.
 func (w *Watcher) combine(changed *state, part Declared) (Declared, error) {
 	parts := make([]Declared, len(w.states))
 	for i, s := range w.states {
@@ -169,7 +173,8 @@ func (w *Watcher) combine(changed *state, part Declared) (Declared, error) {
 	return combine(parts...)
 }
 
-// Run watches the files until ctx ends, and then returns nil.
+// Run watches the files until ctx ends, and then returns nil. It sends changed declarations to
+// Changes and broken files to Problems.
 func (w *Watcher) Run(ctx context.Context) error {
 	if w.id == "" {
 		return errors.New("the sources were not loaded")
@@ -228,6 +233,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 	}
 }
 
+// places returns the places to watch of all sources, for the notifier.
 func (w *Watcher) places() []place {
 	var all []place
 	for _, s := range w.states {
@@ -273,7 +279,8 @@ func (w *Watcher) reload(ctx context.Context) (soon bool) {
 	return soon
 }
 
-// fail counts an error, and logs it if it differs from the last one.
+// fail notes an error of a source's files, and logs it if it differs from the last one. Until
+// the files can be used again, the rules in s.good stay declared.
 func (w *Watcher) fail(ctx context.Context, s *state, err error) {
 	if w.failed != nil {
 		w.failed(s.Name())
@@ -295,7 +302,8 @@ func (w *Watcher) fail(ctx context.Context, s *state, err error) {
 	s.broken = text
 }
 
-// send sends a declaration if it differs from the last one sent.
+// send sends the combined declaration to the loop (Changes) if it differs from the last one
+// sent.
 func (w *Watcher) send(d Declared) {
 	id := d.id()
 	if id == w.id {
@@ -352,7 +360,7 @@ func (w *Watcher) logSkips(ctx context.Context, s *state) {
 	}
 }
 
-// sleep waits for d, and reports whether ctx is still alive then.
+// sleep waits for d, and reports whether ctx is still alive then; false ends the caller's wait.
 func sleep(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-ctx.Done():

@@ -15,7 +15,7 @@ import (
 type Screen struct{ io.Writer }
 
 // OnScreen returns file as a Screen if it is a terminal and NO_COLOR is not set
-// (https://no-color.org).
+// (https://no-color.org), else as it is: without colours. getenv is os.Getenv.
 func OnScreen(file *os.File, getenv func(string) string) io.Writer {
 	if getenv("NO_COLOR") != "" || !Is(file, getenv) {
 		return file
@@ -49,7 +49,8 @@ func Paint(w io.Writer, c Colour, text string) string {
 	return fmt.Sprintf("\x1b[%dm%s\x1b[0m", c, text)
 }
 
-// TextFor returns the text that write writes. It has colours if w is a Screen.
+// TextFor returns the text that write writes, so that it can be shown in one write. It has
+// colours if w is a Screen.
 func TextFor(w io.Writer, write func(w io.Writer)) string {
 	var text strings.Builder
 	if _, colours := w.(Screen); colours {

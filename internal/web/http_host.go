@@ -31,6 +31,8 @@ func newOwnNames(bind string, listening net.Addr, further []string) ownNames {
 	return o
 }
 
+// add adds a name or an address. An unspecified address, or "", means that the server listens
+// on every address.
 func (o *ownNames) add(host string) {
 	addr, err := netip.ParseAddr(host)
 	switch {
@@ -43,7 +45,8 @@ func (o *ownNames) add(host string) {
 	}
 }
 
-// has reports whether a Host header names this server. It ignores the port, which a tunnel changes.
+// has reports whether a Host header names this server; onlyFor refuses other requests, which a
+// hostile page may have sent (DNS rebinding). It ignores the port, which a tunnel changes.
 // Without a header the client is no browser.
 func (o *ownNames) has(header string) bool {
 	if header == "" {
@@ -72,7 +75,8 @@ func plainAddr(addr netip.Addr) netip.Addr { return addr.Unmap().WithZone("") }
 
 func plainName(name string) string { return strings.ToLower(strings.TrimSuffix(name, ".")) }
 
-// onlyFor answers requests for other hosts with 421 and a remedy.
+// onlyFor answers requests for other hosts with 421 and a remedy, against DNS rebinding. next
+// gets all others.
 func onlyFor(own ownNames, next http.Handler) http.Handler {
 	return guarded(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if own.has(r.Host) {
@@ -85,7 +89,8 @@ func onlyFor(own ownNames, next http.Handler) http.Handler {
 	}))
 }
 
-// CheckHostName returns why a Host header without a port cannot have this name.
+// CheckHostName returns why a Host header without a port cannot have this name, for
+// --metrics-host; nil if it can.
 func CheckHostName(name string) error {
 	if _, err := netip.ParseAddr(name); err == nil {
 		return nil

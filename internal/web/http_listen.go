@@ -41,7 +41,9 @@ func (s Listening) Run(ctx context.Context) error {
 	return ServeHTTP(ctx, l, onlyFor(newOwnNames(s.Address, l.Addr(), s.Names), s.Handler))
 }
 
-// await returns the listener; nil if ctx ends before the address can be used.
+// await returns the listener; nil if ctx ends before the address can be used. While another
+// program has the address, it tries again each retryListen, and Report gets the error. Any
+// other error is final.
 func (s Listening) await(ctx context.Context) (net.Listener, error) {
 	listen := s.listen
 	if listen == nil {

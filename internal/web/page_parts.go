@@ -26,7 +26,8 @@ func refusedLines(s api.Status) []string {
 	return append(lines, "These tables keep their previous rules; all others are as declared. canaryd status quotes the rule and the reason.")
 }
 
-// partialLines names the tables that lack rules because these could not be put back.
+// partialLines names the tables that lack rules because these could not be put back (all.Lost),
+// and counts the rules in force. headlineOf shows it under the title "partial".
 func partialLines(s api.Status, all api.Tally, now time.Time) []string {
 	line := "In " + strings.Join(namesOf(all.Lost), ", ") + ". All else that ought to be in force is."
 	if len(all.Unknown) > 0 {
@@ -55,6 +56,7 @@ func sourceWarning(s api.Status) []pageWarning {
 		Text: strings.Join(lines, ". ") + ". The reasons:", Command: "canaryd status"}}
 }
 
+// drillWarning returns a warning if the last drill failed.
 func drillWarning(s api.Status, now time.Time) []pageWarning {
 	d := s.LastDrill
 	if d == nil || d.Result != api.DrillFailed {
@@ -64,6 +66,8 @@ func drillWarning(s api.Status, now time.Time) []pageWarning {
 		Text: "canaryd did not notice the loss, or did not put it back in time; a flush may fare the same. The log says why. After the repair:", Command: "canaryd drill"}}
 }
 
+// nativeWarnings returns warnings about native tables: lost and awaiting a decision, not
+// restorable, quarantined, or above the limit.
 func nativeWarnings(s api.Status) []pageWarning {
 	var list []pageWarning
 	awaiting := pageWarning{Name: "native-awaiting", Alert: "CanarydAwaitingDecision", Class: "bad", Title: "Native tables are lost and not put back unasked.",
@@ -97,6 +101,7 @@ func nativeWarnings(s api.Status) []pageWarning {
 }
 
 // onlyAwaiting reports whether the only lost tables are native tables that wait for a decision.
+// The page then names the two commands.
 func onlyAwaiting(s api.Status, lost []api.TableVerdict) bool {
 	waiting := 0
 	for _, t := range s.Native {
@@ -107,7 +112,7 @@ func onlyAwaiting(s api.Status, lost []api.TableVerdict) bool {
 	return waiting > 0 && waiting == len(lost)
 }
 
-// pauseWarning names the person who paused replays, and the reason.
+// pauseWarning names the person who paused replays, and the reason; none if both are unknown.
 func pauseWarning(s api.Status) []pageWarning {
 	origin := s.PauseOrigin()
 	if origin == "" && s.PausedWhy == "" {
@@ -120,7 +125,8 @@ func pauseWarning(s api.Status) []pageWarning {
 	return []pageWarning{w}
 }
 
-// policyWarning explains how to open the first chain whose policy has become DROP.
+// policyWarning explains how to open the first chain whose policy has become DROP; none if
+// there is none. The reader runs the command: canaryd changes no policy.
 func policyWarning(s api.Status, now time.Time) []pageWarning {
 	if len(s.PolicyDrops) == 0 {
 		return nil

@@ -27,7 +27,8 @@ type pageGroup struct {
 	By string // the processes that removed it
 }
 
-// recordOf returns a flush record for a page that shows this many of iptables' tables.
+// recordOf returns a flush record for a page that shows this many of iptables' tables: a flush
+// of all of them says "all tables". Long lists of chains are cut.
 func recordOf(f api.Flush, shown int, now time.Time) pageRecord {
 	r := pageRecord{Flush: f, Absent: absentText(f, now), Noticed: noticedText(f), Class: outcomeClass(f.Outcome),
 		KindMeans: kindMeanings[f.Kind], OutcomeMeans: outcomeMeanings[f.Outcome]}
@@ -48,7 +49,8 @@ func recordOf(f api.Flush, shown int, now time.Time) pageRecord {
 	return r
 }
 
-// noticedText returns the time from the flush to its verdict.
+// noticedText returns the time from the flush to its verdict, "at most" if only a bound is
+// known.
 func noticedText(f api.Flush) string {
 	noticed, bound := f.NoticedFor()
 	if bound {
@@ -57,7 +59,8 @@ func noticedText(f api.Flush) string {
 	return durationText(noticed)
 }
 
-// absentText returns how long the rules were missing, or have been missing so far.
+// absentText returns how long the rules were missing, or have been missing so far, in words for
+// the page.
 func absentText(f api.Flush, now time.Time) string {
 	absent, known := f.AbsentFor(now)
 	switch {
@@ -79,6 +82,8 @@ func absentText(f api.Flush, now time.Time) string {
 	return text
 }
 
+// outcomeClass returns the CSS class of an outcome: good if the rules are proved to be back,
+// warn after a race. It is dull if there was nothing to put back, and else bad.
 func outcomeClass(o api.Outcome) string {
 	switch o {
 	case reload.Proved, api.Drilled:
@@ -108,7 +113,8 @@ var spans = []struct {
 }{{10 * time.Minute, "10 minutes ago"}, {time.Hour, "1 hour ago"}, {6 * time.Hour, "6 hours ago"}, {24 * time.Hour, "24 hours ago"},
 	{7 * 24 * time.Hour, "7 days ago"}, {30 * 24 * time.Hour, "30 days ago"}, {365 * 24 * time.Hour, "1 year ago"}}
 
-// stripOf returns the shortest strip that shows all records.
+// stripOf returns the shortest strip (timeline) that shows all records, newest first. A tick's
+// place is in percent of its width.
 func stripOf(records []pageRecord, now time.Time) pageStrip {
 	if len(records) == 0 {
 		return pageStrip{}
@@ -165,6 +171,7 @@ func spanText(d time.Duration) string {
 	}
 }
 
+// agoText words the time since t, in one unit; "just now" below a second.
 func agoText(t, now time.Time) string {
 	if d := now.Sub(t); d >= time.Second {
 		return spanText(d) + " ago"

@@ -91,7 +91,8 @@ func (v pageVerdict) Icon() template.URL {
 // A moment is a time together with the time of the page.
 type moment struct{ Time, Now time.Time }
 
-// of returns the view of s at now. dead is the reason why the loop hangs.
+// of returns the view of s at now, which the page's template draws. dead is the reason why the
+// loop hangs; nil if it does not. The receiver has the fields that do not change.
 func (view pageView) of(s api.Status, dead error, now time.Time) pageView {
 	view.Status, view.Now = s, now
 	view.Tables = slices.DeleteFunc(protect.Tables(), func(t rules.TableName) bool {
@@ -136,7 +137,7 @@ func (view pageView) of(s api.Status, dead error, now time.Time) pageView {
 func familyLabel(f rules.Family) string { return strings.Replace(f.String(), "ip", "IP", 1) }
 
 // headlineOf returns the headline for the node's health. The worst state wins, and an unknown
-// one is not healthy.
+// one is not healthy. dead is the reason why the loop hangs; nil if it does not.
 func headlineOf(s api.Status, dead error, now time.Time) pageVerdict {
 	health, all := s.Health(), s.Tally()
 	lost, unknown := losses(all.Lost), namesOf(all.Unknown)
@@ -188,6 +189,7 @@ func headlineOf(s api.Status, dead error, now time.Time) pageVerdict {
 }
 
 // unknownLines names the tables with unknown state, and the kernel's reasons, if it has any.
+// headlineOf shows them if nothing is lost.
 func unknownLines(s api.Status, unknown []string) []string {
 	next := "Nothing is replayed on a guess; the log says why."
 	var causes []string
@@ -214,7 +216,8 @@ func namesOf(list []api.TableVerdict) []string {
 	return names
 }
 
-// since returns a headline with a time after its title, unless the time is zero.
+// since returns a headline with a time after its title, unless the time is zero. class is the
+// CSS class that colours it.
 func since(class, title string, t time.Time, lines ...string) pageVerdict {
 	if !t.IsZero() {
 		title += " since"
@@ -222,6 +225,8 @@ func since(class, title string, t time.Time, lines ...string) pageVerdict {
 	return pageVerdict{Class: class, Title: title, Since: t, Lines: lines}
 }
 
+// lossLines says which tables lack rules and for how long, and why the rules are not back or
+// when they will be. headlineOf shows them. unknown are the tables that could not be read.
 func lossLines(s api.Status, lost []api.TableVerdict, unknown []string, now time.Time) []string {
 	next := "canaryd is putting them back."
 	switch {
@@ -253,7 +258,8 @@ func lossLines(s api.Status, lost []api.TableVerdict, unknown []string, now time
 	return append([]string{what + ".", next}, standbyLines(s)...)
 }
 
-// failingLine explains why the rules are not back, and gives the time of the next try.
+// failingLine explains why the rules are not back although a replay was tried, and gives the
+// time of the next try. lossLines shows it.
 func failingLine(failing []api.Failing, now time.Time) string {
 	var parts []string
 	for _, f := range failing {
@@ -301,7 +307,8 @@ func tablesOf(lost []api.TableVerdict) string {
 	return strings.Join(parts, ", ")
 }
 
-// inForceLines counts the rules in force, and gives the time of the last flush.
+// inForceLines returns the lines under a healthy headline: the counts of rules in force, other
+// facts about them, and the last flush and drill. partialLines replaces the first line.
 func inForceLines(s api.Status, now time.Time) []string {
 	lines := []string{"All rules that ought to be in force are."}
 	switch n := s.Generation.Rules + s.NativeCounts().Rules; {
@@ -339,7 +346,8 @@ func inForceLines(s api.Status, now time.Time) []string {
 	return lines
 }
 
-// cellOf returns the cell of a verdict, in the words of the metrics and the log.
+// cellOf returns the cell of a verdict, in the words of the metrics and the log. A verdict
+// without a case of its own is a loss, shown in red.
 func cellOf(v canary.Verdict) pageCell {
 	c := pageCell{Words: strings.Split(string(v), "_"), Class: "bad", Sign: "✕", Meaning: kindMeanings[v]}
 	switch v {

@@ -8,7 +8,8 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 )
 
-// warningsOf returns the warnings, the most serious first.
+// warningsOf returns the warnings of the page, the most serious first, each with its alert and
+// the command to run.
 func warningsOf(s api.Status, now time.Time) []pageWarning {
 	var list []pageWarning
 	if d := s.Decision; d != nil {
@@ -58,6 +59,8 @@ func warningsOf(s api.Status, now time.Time) []pageWarning {
 	return list
 }
 
+// quarantineWarning returns a warning about iptables' rules that cannot be put back, with their
+// chains; none if there are none.
 func quarantineWarning(s api.Status) []pageWarning {
 	n := len(s.Quarantined)
 	if n == 0 {
@@ -80,6 +83,8 @@ func quarantineWarning(s api.Status) []pageWarning {
 	return []pageWarning{w}
 }
 
+// leftOutWarning returns a warning about chains above --max-rules, which are not guarded; none
+// if there are none.
 func leftOutWarning(s api.Status) []pageWarning {
 	n := len(s.LeftOut)
 	if n == 0 {
