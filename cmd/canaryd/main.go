@@ -98,7 +98,7 @@ refused, 2 unknown or trouble.
 	aboutRestore = `Puts the generation back: through the running daemon, or without a daemon the generation that the
 last daemon stored. With --generation it makes the protected rules, or a native table, exactly those
 of a stored generation; canaryd status lists the stored generations. Without --yes it removes no
-protected rule, and prints the rules that it would remove.
+protected rule, and counts the rules that it would remove.
 Exit code: 0 proved to be in force, 1 not proved, 2 trouble, or --yes is needed.
 `
 	aboutRender = `Prints the running daemon's generation; without a daemon the stored one, else the kernel's rules.

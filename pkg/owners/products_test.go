@@ -41,7 +41,7 @@ var products = []product{
 	{name: "NodeLocal DNSCache", owners: []string{"node-local-dns"}, remark: "DNS fails or is slow."},
 	{name: "kube2iam, kiam", owners: []string{"kube2iam"}},
 	{name: "systemd-networkd, systemd-nspawn", owners: []string{"networkd"}},
-	{name: "Antrea, Calico, Cilium, CrowdSec, fail2ban, flannel, Incus, kube-ovn, kube-router, libvirt, LXD, Tailscale, Weave Net", remark: "The product's own word of these.",
+	{name: "Antrea, Calico, Cilium, CrowdSec, fail2ban, flannel, Incus, kube-ovn, kube-router, libvirt, LXD, Tailscale, Weave Net", remark: "Use the product's own word.",
 		owners: []string{"antrea", "calico", "cilium", "crowdsec", "fail2ban", "flannel", "incus", "kube-ovn", "kube-router", "libvirt", "lxd", "tailscale", "weave"}},
 	{name: "wg-quick, PostUp, your own script", owners: []string{"wg-quick"}, remark: "`canaryd detect` prints [the words](presets.md#words-that-detect-proposes). `PostDown` still works."},
 }
