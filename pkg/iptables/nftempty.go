@@ -27,6 +27,7 @@ func (k *Kernel) RemoveEmpty(ctx context.Context, family rules.Family, table rul
 		return false, nil
 	}
 	b := nft.NewBatch()
+	b.Port = k.port // the commit is canaryd's own
 	// A snapshot also shows built-in chains that do not exist.
 	err = k.reader.(nftReader).conn.EachChain(family, func(c nft.Chain) error {
 		if c.Table == table {
