@@ -86,6 +86,8 @@ func (b *Batch) Begin(message uint16, flags netlink.HeaderFlags, family tableid.
 	b.header(nftType(message), netlink.Request|flags, []byte{uint8(family), unix.NFNETLINK_V0, 0, 0})
 }
 
+// header begins a message with number b.count; Begin and edge call it. gen is the struct
+// nfgenmsg behind the netlink header. A full chunk is followed by a new one.
 func (b *Batch) header(kind netlink.HeaderType, flags netlink.HeaderFlags, gen []byte) {
 	last := len(b.chunks) - 1
 	// The largest attribute is 64 KiB, and no rule has two of that size.
@@ -143,7 +145,8 @@ func (b *Batch) Mark() BatchMark {
 	return BatchMark{len(b.chunks), len(b.chunks[len(b.chunks)-1]), b.bytes, b.count}
 }
 
-// Cut removes everything that was written since the mark.
+// Cut removes everything that was written since the mark. Callers do so if they could not
+// write a table to its end.
 func (b *Batch) Cut(m BatchMark) {
 	clear(b.chunks[m.chunks:])
 	b.chunks = b.chunks[:m.chunks]
@@ -246,9 +249,9 @@ func (b *Batch) SendOver(fd int) error {
 	return err
 }
 
-// makeRoom raises the socket's send buffer to the size of the batch, because
-// netlink refuses a larger datagram (netlink_sendmsg). The kernel doubles the
-// value that it is given.
+// makeRoom raises the socket's send buffer to the size of the batch, because netlink refuses
+// a larger datagram (netlink_sendmsg). SendFrom calls it; its error means that nothing was
+// sent. The kernel doubles the value that it is given.
 func (b *Batch) makeRoom(fd int) error {
 	if b.bytes > maxBatch {
 		return ErrTooBig
@@ -264,8 +267,8 @@ func (b *Batch) makeRoom(fd int) error {
 	return nil
 }
 
-// complaint returns the kernel's first complaint about the batch, nil if it
-// has none.
+// complaint returns the kernel's complaint about the batch that SendFrom sent: ErrStale, a
+// *RefusedError or another error. nil means that the batch was committed.
 func (b *Batch) complaint(fd int) error {
 	about, errno, err := FirstComplaint(fd)
 	switch {
@@ -322,8 +325,8 @@ func FirstComplaint(fd int) (about uint32, errno syscall.Errno, err error) {
 	}
 }
 
-// ForgetComplaints empties a socket's queue, which may hold many complaints about
-// a refused batch.
+// ForgetComplaints empties a socket's queue, which may hold many complaints about a refused
+// batch. Keeper and Standby, which keep a socket, call it before they send the next batch.
 func ForgetComplaints(fd int) {
 	var buf [1]byte
 	for {
@@ -334,8 +337,9 @@ func ForgetComplaints(fd int) {
 	}
 }
 
-// parseComplaint reads NLMSG_ERROR (struct nlmsgerr after the header). It returns
-// the message's sequence number and the error, 0 for an acknowledgement.
+// parseComplaint reads NLMSG_ERROR (struct nlmsgerr after the header). It returns the
+// refused message's sequence number and the error, 0 for an acknowledgement. err means that
+// the message is unreadable. FirstComplaint calls it.
 func parseComplaint(data []byte) (about uint32, errno syscall.Errno, err error) {
 	if len(data) < unix.SizeofNlMsghdr+4 {
 		return 0, 0, errShort
@@ -350,7 +354,7 @@ func parseComplaint(data []byte) (about uint32, errno syscall.Errno, err error) 
 	return binary.NativeEndian.Uint32(data[8:]), syscall.Errno(-code), nil
 }
 
-// describe names the message with this sequence number, for people.
+// describe names the message with this sequence number, for people (RefusedError.What).
 func (b *Batch) describe(about uint32) string {
 	if message := b.Message(int(about)); message != nil {
 		return describeMessage(binary.NativeEndian.Uint16(message[4:]), message[unix.SizeofNlMsghdr:])
@@ -373,6 +377,8 @@ func (b *Batch) Message(number int) []byte {
 	return nil
 }
 
+// describeMessage names the object of a message for people, such as a rule of a chain. kind
+// is its netlink type, data the rest from struct nfgenmsg on.
 func describeMessage(kind uint16, data []byte) string {
 	family := tableid.Family(data[0])
 	switch netlink.HeaderType(kind) {

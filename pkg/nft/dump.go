@@ -85,7 +85,8 @@ func (c *Conn) EachChain(family tableid.Family, f func(Chain) error) error {
 	return Wrap("listing the chains", err)
 }
 
-// Chain reads one chain; false if it does not exist.
+// Chain reads one chain; ok is false if it does not exist. The mirror reads a changed chain
+// so, and the standby looks so whether a chain is gone.
 func (c *Conn) Chain(family tableid.Family, table, name string) (chain Chain, ok bool, err error) {
 	attrs := []StringAttr{{unix.NFTA_CHAIN_TABLE, table}, {unix.NFTA_CHAIN_NAME, name}}
 	ok, err = c.one(unix.NFT_MSG_GETCHAIN, family, attrs, func(data []byte) (err error) {
@@ -107,7 +108,8 @@ func (c *Conn) dump(ask, want uint16, family tableid.Family, attrs []byte, f fun
 	return c.dumpPieces(ask, want, family, attrs, func() {}, f)
 }
 
-// dumpPieces is dump, but calls piece before each datagram.
+// dumpPieces is dump, but calls piece before each datagram, for EachRuleOf. ask is the
+// request's type, and want the type of the answers that f gets. It locks c.mu.
 func (c *Conn) dumpPieces(ask, want uint16, family tableid.Family, attrs []byte, piece func(), f func(data []byte) error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -208,6 +210,8 @@ func eachMessage(datagram []byte, f func(message []byte) error) error {
 	return nil
 }
 
+// message takes one message of the dump: an answer, which f gets, or the end with the
+// kernel's refusal. Its error says that the kernel broke the protocol.
 func (d *dumper) message(m []byte) error {
 	kind, flags, data := binary.NativeEndian.Uint16(m[4:]), binary.NativeEndian.Uint16(m[6:]), m[unix.SizeofNlMsghdr:]
 	if flags&unix.NLM_F_DUMP_INTR != 0 {

@@ -17,7 +17,8 @@ type transport struct {
 	source, destination, flags []byte
 }
 
-// openTransport begins the ports of TCP or UDP, or continues them.
+// openTransport begins the ports of TCP or UDP, or continues them; payload calls it. False:
+// the rule had ports before or has another protocol. Then it has no words.
 func (d *decoder) openTransport() bool {
 	if d.native.open {
 		return true
@@ -26,7 +27,9 @@ func (d *decoder) openTransport() bool {
 	return d.native.open
 }
 
-// closeTransport puts the ports and flags that were read into words.
+// closeTransport adds the words of the ports and flags that were read, as soon as another
+// expression follows. False: a load of the header had no comparison, so the rule has no
+// words.
 func (d *decoder) closeTransport() bool {
 	t := d.native
 	d.native = transport{}
@@ -40,6 +43,8 @@ func (d *decoder) closeTransport() bool {
 
 const tcpFlagsAt = 13
 
+// compareTransport reads a comparison (op) of ports or of TCP's flags for cmp.
+// closeTransport adds the words. False: the rule has no words.
 func (d *decoder) compareTransport(op uint32, value []byte) bool {
 	if d.offset == tcpFlagsAt && d.protocol == unix.IPPROTO_TCP {
 		if d.length != 1 || len(value) != 1 || len(d.mask) != 1 || d.native.flags != nil || op > unix.NFT_CMP_NEQ {
@@ -65,6 +70,7 @@ func (d *decoder) compareTransport(op uint32, value []byte) bool {
 }
 
 // between reads a comparison with a range, which iptables-nft writes for ports only.
+// expression calls it. False: the rule has no words.
 func (d *decoder) between(data *fields) bool {
 	loaded := d.loaded
 	register, op := data.number(unix.NFTA_RANGE_SREG), data.number(unix.NFTA_RANGE_OP)
@@ -77,6 +83,8 @@ func (d *decoder) between(data *fields) bool {
 	return first > 0 && first < last && d.compareNativePorts(op == unix.NFT_RANGE_NEQ, first, last)
 }
 
+// compareNativePorts keeps the words of a port or range until closeTransport; not means "!".
+// d.offset decides between --sport and --dport. False: the rule has no words.
 func (d *decoder) compareNativePorts(not bool, first, last uint16) bool {
 	words, name := &d.native.source, "--sport"
 	if d.offset == 2 {
