@@ -27,8 +27,8 @@ func Strings(attrs ...StringAttr) []byte {
 	return out
 }
 
-// AppendAttr appends an attribute, with as many zeros after its value, and its
-// padding.
+// AppendAttr appends an attribute with its padding. zeros is the number of NULs behind the
+// value: 1 for a string of netlink, else 0.
 func AppendAttr[T string | []byte](out []byte, kind uint16, value T, zeros int) []byte {
 	out = binary.NativeEndian.AppendUint16(out, uint16(4+len(value)+zeros))
 	out = binary.NativeEndian.AppendUint16(out, kind)
@@ -81,8 +81,8 @@ func eachAttrOf(message []byte, f func(kind uint16, value []byte) error) error {
 	return EachAttr(message[nfgenmsgLen:], f)
 }
 
-// AttrOf returns the value of the list's first attribute of that kind, nil if
-// there is none.
+// AttrOf returns the value of the list's first attribute of that kind, nil if there is none.
+// The error means that the list is damaged.
 func AttrOf(list []byte, wanted uint16) ([]byte, error) {
 	for len(list) > 0 {
 		kind, value, rest, err := NextAttr(list)

@@ -87,8 +87,8 @@ func AnyMatches(list []Form, chain string) bool {
 }
 
 // resembles reports whether a chain that a glob of --protect names may have the form with
-// another hash, as in another version of the owner. A hash has no hyphen: CNI-HOSTPORT-NEW is
-// another chain of portmap, and not a container's.
+// another hash, as in another version of the owner. EmptyingOf calls it. A hash has no
+// hyphen: CNI-HOSTPORT-NEW is another chain of portmap, and not a container's.
 func (f Form) resembles(chain string) bool {
 	if f.alphabet == "" {
 		return f.Matches(chain)
@@ -107,7 +107,8 @@ func (f Form) String() string {
 	return f.prefix + "HASH"
 }
 
-// check returns why the form is not valid.
+// check returns why the form is not valid; nil if it is. Only a test calls it, for each row
+// of the table of owners.
 func (f Form) check() error {
 	if f.text == "" || strings.ContainsAny(f.prefix, "<>") || strings.Contains(f.text, "<") && f.alphabet == "" {
 		return fmt.Errorf("%q is no form of a name", f.text)

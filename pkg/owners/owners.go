@@ -145,6 +145,7 @@ func row(name string) Owner {
 }
 
 // Hashed returns the forms of the chains whose names end with a hash, such as a container's.
+// ContainerChains calls it.
 func (o Owner) Hashed() []Form {
 	var list []Form
 	for _, c := range o.Chains {

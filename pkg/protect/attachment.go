@@ -25,7 +25,8 @@ type Attachment struct {
 // plugins/meta/portmap.
 var cniComment = regexp.MustCompile(`^(?:[a-z]+ )?name: "([^"\\]+)" id: "([^"\\]+)"$`)
 
-// AttachmentOf returns the attachment that a rule's comment names.
+// AttachmentOf returns the attachment that a rule's comment names; false if the rule belongs
+// to none. Rules of containers that are gone are recognized so.
 func AttachmentOf(r rules.Rule) (Attachment, bool) {
 	if !r.Mentions("id: ") {
 		return Attachment{}, false
@@ -54,7 +55,8 @@ func (a Attachment) chains() []string {
 // comments read as comments of CNI plugins.
 func isCNIChain(chain string) bool { return strings.HasPrefix(chain, "CNI-") }
 
-// Attachments returns the attachments named by the section's rules; nil if there are none.
+// Attachments returns the attachments named by the section's rules, of CNI plugins' chains
+// only; nil if there are none. The daemon compares them with the containers that exist.
 func Attachments(s rules.Section) map[Attachment]bool {
 	var all map[Attachment]bool
 	note := func(r rules.Rule) {
@@ -80,8 +82,9 @@ func Attachments(s rules.Section) map[Attachment]bool {
 	return all
 }
 
-// Detach returns the section without the rules of these attachments, and without the chains that
-// belong to them alone. s does not change.
+// Detach returns the section without the rules of these attachments, and without the chains
+// that belong to them alone. s does not change. A replay so leaves out containers that are
+// gone.
 func Detach(s rules.Section, gone map[Attachment]bool) rules.Section {
 	if len(gone) == 0 {
 		return s
@@ -128,6 +131,7 @@ func Detach(s rules.Section, gone map[Attachment]bool) rules.Section {
 }
 
 // targets returns the chains that rules of CNI chains, and the section's jumps, lead to.
+// Detach keeps them.
 func targets(s rules.Section) map[string]bool {
 	led := map[string]bool{}
 	for _, c := range s.Chains {

@@ -27,7 +27,8 @@ type nativeGlob struct {
 	name   string         // for path.Match, but a slash is an ordinary character
 }
 
-// parseNative reads a word such as nft:ip:kube-proxy.
+// parseNative reads a word of --protect such as nft:ip:kube-proxy, for NewSelector. Its
+// error says why the word names no native table that canaryd may guard.
 func parseNative(word string) (nativeGlob, error) {
 	family, name, found := strings.Cut(strings.TrimPrefix(word, nativePrefix), ":")
 	if !found || name == "" {
@@ -99,9 +100,9 @@ func WordForChain(chain string) string {
 	return ""
 }
 
-// OwnersDiffer reports whether two tables certainly have different owners. Owners are iptables,
-// each owner that has a preset, and any other. For two tables without a known owner it is
-// false, and also for canaryd's own tables.
+// OwnersDiffer reports whether two tables certainly have different owners: a process that
+// deleted both is then a stranger. Owners are iptables, each owner that has a preset, and
+// any other. It is false for two tables without a known owner, and for canaryd's own.
 func OwnersDiffer(a, b tableid.TableID) bool {
 	ownerA, knownA := ownerOf(a)
 	ownerB, knownB := ownerOf(b)
@@ -125,7 +126,8 @@ func ownerOf(id tableid.TableID) (word string, known bool) {
 	return word, !strings.HasPrefix(word, nativePrefix)
 }
 
-// NamedTables returns the native tables that the selector names exactly, without a glob.
+// NamedTables returns the native tables that the selector names exactly, without a glob. The
+// daemon may guard them before they exist.
 func (s Selector) NamedTables() []tableid.TableID {
 	var named []tableid.TableID
 	for _, g := range s.native {

@@ -30,8 +30,8 @@ func (p Protection) Extract(t *Table, mark func(Rule) bool) Section {
 }
 
 // ExtractWith is Extract as if protected chains held the missing rules too. A rule that
-// cannot be put back still leads to a chain. mark tells canaryd's own rules, which do not
-// count. A nil t gives an empty section.
+// cannot be put back still leads to a chain. mark recognizes canaryd's own rules, which do
+// not count. A nil t gives an empty section.
 func (p Protection) ExtractWith(t *Table, mark func(Rule) bool, missing []Rule) Section {
 	var s Section
 	if t == nil {

@@ -10,8 +10,8 @@ import (
 // Each function here returns the canonical spelling of a value: values of one meaning have one
 // spelling. ok is false for a value that it cannot read. Such a value is compared as it is.
 
-// number reads an unsigned number as strtoul does with base 0: hexadecimal after 0x, octal after
-// 0 (xtables_strtoui of iptables 1.8.9).
+// number reads an unsigned number of size bits as strtoul does with base 0: hexadecimal
+// after 0x, octal after 0 (xtables_strtoui of iptables 1.8.9).
 func number(text string, size int) (n uint64, ok bool) {
 	base := 10
 	if len(text) > 1 && text[0] == '0' {
@@ -31,7 +31,8 @@ func decimal(text string) (string, bool) {
 
 func hexadecimal(n uint32) string { return "0x" + strconv.FormatUint(uint64(n), 16) }
 
-// markMask reads VALUE or VALUE/MASK. Without a mask, every bit counts.
+// markMask reads VALUE or VALUE/MASK, of a mark. Without a mask, every bit counts. False:
+// the mark is unknown, so that no test of it is certain.
 func markMask(text string) (value, mask uint32, ok bool) {
 	v, m, masked := strings.Cut(text, "/")
 	n, ok := number(v, 32)
@@ -68,7 +69,8 @@ func setMark(text string) (string, bool) {
 	return markText(v, v|m), ok
 }
 
-// xmark returns a value that writes an option with one number as --set-xmark.
+// xmark returns a value that writes --and-mark, --or-mark or --xor-mark as --set-xmark: of
+// turns its number into value and mask.
 func xmark(of func(n uint32) (value, mask uint32)) value {
 	return func(text string) (string, bool) {
 		n, ok := number(text, 32)
@@ -92,8 +94,8 @@ func lengthRange(text string) (string, bool) { return span(text, ":", "65535", d
 
 func timeRange(text string) (string, bool) { return span(text, ":", "4294967295", decimal) }
 
-// span reads ONE or FIRST sep LAST. An open end means 0 or most; without most no end may be
-// open.
+// span reads ONE or FIRST sep LAST, for ranges of ports, lengths and times; one reads each
+// end. An open end means 0 or most; without most no end may be open.
 func span(text, sep, most string, one func(string) (string, bool)) (string, bool) {
 	first, last, ranged := strings.Cut(text, sep)
 	if !ranged {
@@ -218,7 +220,8 @@ func rate(text string) (string, bool) {
 	return "", false
 }
 
-// named returns a value that reads the names in the map, in any case.
+// named returns a value that reads the names in the map, in any case, and gives their
+// canonical spelling.
 func named(names map[string]string) func(string) (string, bool) {
 	return func(text string) (string, bool) {
 		n, ok := names[strings.ToLower(text)]

@@ -9,8 +9,9 @@ import (
 	"strings"
 )
 
-// address reads ADDRESS, ADDRESS/BITS or ADDRESS/MASK. It clears the host bits. An address
-// without a mask gets all bits.
+// address reads ADDRESS, ADDRESS/BITS or ADDRESS/MASK, as in -s and -d. It clears the host
+// bits. An address without a mask gets all bits. False, for example for a host's name: the
+// option keeps its text.
 func address(text string) (string, bool) {
 	host, mask, masked := strings.Cut(text, "/")
 	a, err := netip.ParseAddr(host)
@@ -102,7 +103,8 @@ func port(text string) (string, bool) {
 // portRange reads PORT, FIRST:LAST, :LAST or FIRST:.
 func portRange(text string) (string, bool) { return span(text, ":", "65535", port) }
 
-// otherPorts returns all ports outside of a canonical range that begins at 0 or ends at 65535.
+// otherPorts returns all ports outside of a canonical range that begins at 0 or ends at
+// 65535, so that "! 0:80" and "81:65535" have one Meaning. It is false for another range.
 func otherPorts(text string) (string, bool) {
 	first, last, ok := portBounds(text)
 	switch {
@@ -116,7 +118,8 @@ func otherPorts(text string) (string, bool) {
 	return "", false
 }
 
-// portBounds reads a canonical PORT or FIRST:LAST.
+// portBounds reads a canonical PORT or FIRST:LAST, for otherPorts and readPorts. False: it
+// is a service's name.
 func portBounds(text string) (first, last uint64, ok bool) {
 	from, to, ranged := strings.Cut(text, ":")
 	if !ranged {
@@ -211,7 +214,8 @@ func hardware(text string) (string, bool) {
 	return strings.Join(parts, ":"), true
 }
 
-// icmpType returns a value that reads TYPE, TYPE/CODE or a name.
+// icmpType returns a value that reads TYPE, TYPE/CODE or a name of --icmp-type or
+// --icmpv6-type; names has the canonical number of each name.
 func icmpType(names map[string]string) func(string) (string, bool) {
 	return func(text string) (string, bool) {
 		if n, ok := names[strings.ToLower(text)]; ok {

@@ -24,7 +24,7 @@ func Of[M ~map[TableID]V, V any](m M, f Family) map[string]V {
 	return ByFamily(m)[f]
 }
 
-// ByFamily returns the values by family and then by table name.
+// ByFamily returns the values by family and then by table name, as JSON has them.
 func ByFamily[M ~map[TableID]V, V any](m M) map[Family]map[string]V {
 	nested := map[Family]map[string]V{}
 	for id, v := range m {
@@ -45,7 +45,8 @@ func Marshal[M ~map[TableID]V, V any](m M) ([]byte, error) {
 	return json.Marshal(ByFamily(m))
 }
 
-// Unmarshal reads the output of Marshal.
+// Unmarshal reads the output of Marshal. null gives a nil map. The error is of
+// encoding/json, also for an unknown field.
 func Unmarshal[M ~map[TableID]V, V any](data []byte, m *M) error {
 	var nested map[Family]map[string]V
 	strict := json.NewDecoder(bytes.NewReader(data))

@@ -182,7 +182,8 @@ func (d *decoder) object(data []byte, memberOf string) error {
 	return nil
 }
 
-// member decodes one object and appends it to the list of its kind.
+// member decodes one object of that kind and appends it to list. object calls it. The error
+// names the object and the wrong or unknown field.
 func member[T any](d *decoder, data []byte, list *[]*T, kind string) error {
 	object := new(T)
 	strict := json.NewDecoder(bytes.NewReader(data))

@@ -144,8 +144,8 @@ func isTrue(condition *bool, unset bool) bool {
 	return *condition
 }
 
-// sameProtocol reports whether a slice's port has the protocol of a service's port. Both
-// default to TCP: nil and "".
+// sameProtocol reports whether a slice's port has the protocol of a service's port. For a
+// slice nil means TCP, for a service "" does.
 func sameProtocol(have *string, want string) bool {
 	if want == "" {
 		want = TCP

@@ -158,8 +158,8 @@ func (o Options) nodes(objects Objects) ([]node, error) {
 }
 
 // detectors returns the local detection of both families, as kube-proxy's getLocalDetectors
-// does. A family without a detector has none. self is nil without a Node object. A node may
-// have several CIDRs of a family, and the first one counts; a cluster may have only one.
+// does. A family that is not in the map has none. self is nil without a Node object. A node
+// may have several CIDRs of a family, and the first one counts; a cluster may have only one.
 func (o Options) detectors(self *Node) (map[rules.Family]detector, error) {
 	byCIDR := func(flag string, cidrs []string) (map[rules.Family]detector, error) {
 		found := map[rules.Family]detector{}

@@ -24,6 +24,8 @@ type text struct {
 
 const piece = 64 << 10
 
+// join returns the parts as one string in shared memory: a string of its own for each rule
+// would need more.
 func (t *text) join(parts ...string) string {
 	length := 0
 	for _, p := range parts {
@@ -37,8 +39,8 @@ func (t *text) join(parts ...string) string {
 	return t.b.String()[start:]
 }
 
-// room makes room for that many bytes: behind the text so far, which never moves, or in a new
-// piece.
+// room makes room for that many bytes, for join and chain: behind the text so far, which
+// never moves, or in a new piece.
 func (t *text) room(length int) {
 	if t.b == nil || t.b.Cap()-t.b.Len() < length {
 		t.b = &strings.Builder{}
@@ -59,7 +61,8 @@ func (t *text) jump(target string, parts ...string) rules.Rule {
 	return rules.Rule{Spec: t.join(words...)[1:], Target: target}
 }
 
-// chain returns the name of a chain: the prefix, and a hash of the chain's purpose.
+// chain returns the name of a chain, as kube-proxy makes it: the prefix, and a hash of the
+// chain's purpose. of is the service's port, its protocol and, for an endpoint, its address.
 func (t *text) chain(prefix string, of ...string) string {
 	t.scratch = t.scratch[:0]
 	for _, part := range of {
@@ -75,7 +78,8 @@ func (t *text) chain(prefix string, of ...string) string {
 	return t.b.String()[start:]
 }
 
-// list returns an empty list with room for n rules.
+// list returns an empty list with room for n rules, as one piece of a larger allocation. An
+// append beyond n copies it.
 func (t *text) list(n int) []rules.Rule {
 	if len(t.rules) < n {
 		t.rules = make([]rules.Rule, max(n, 1024))
