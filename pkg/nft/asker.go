@@ -71,6 +71,7 @@ func (a *Asker) open() (err error) {
 	return Wrap("opening a netlink socket", err)
 }
 
+// Close closes the socket, unless opening it again had failed.
 func (a *Asker) Close() error {
 	if a.fd < 0 {
 		return nil

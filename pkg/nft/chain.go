@@ -40,6 +40,8 @@ func ParseChain(data []byte) (c Chain, err error) {
 	return c, err
 }
 
+// parseHook reads NFTA_CHAIN_HOOK, the hook and the priority of a base chain, for
+// ParseChain.
 func (c *Chain) parseHook(list []byte) error {
 	c.Base = true
 	return EachAttr(list, func(kind uint16, value []byte) (err error) {

@@ -127,7 +127,7 @@ func ownerOf(id tableid.TableID) (word string, known bool) {
 }
 
 // NamedTables returns the native tables that the selector names exactly, without a glob. The
-// daemon may guard them before they exist.
+// daemon guards at most MaxNative tables, and keeps a place for each of these.
 func (s Selector) NamedTables() []tableid.TableID {
 	var named []tableid.TableID
 	for _, g := range s.native {

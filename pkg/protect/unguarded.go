@@ -22,9 +22,9 @@ type Unguarded struct {
 }
 
 // UnguardedIn returns the chains and rules of a table that nothing guards, in the table's
-// order, for status and canaryd unguarded. A rule that leads into such a chain belongs to
-// the chain. Chains without a rule count if a built-in chain leads to them. Canaries of
-// owners are never guarded.
+// order, for status and canaryd detect. A rule that leads into such a chain belongs to the
+// chain. Chains without a rule count if a built-in chain leads to them. Canaries of owners
+// are never guarded.
 func UnguardedIn(others rules.Others, t *rules.Table) []Unguarded {
 	var found []Unguarded
 	at := map[string]int{} // chains

@@ -278,6 +278,7 @@ func (a Anchor) suffix(verb string) string {
 	}
 }
 
+// times writes a number of copies for people: once, twice, 3 times.
 func times(n int) string {
 	switch n {
 	case 1:

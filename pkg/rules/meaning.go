@@ -85,6 +85,8 @@ type canonicalOption struct {
 	name, value string // value is quoted, and empty if there is none
 }
 
+// word adds a word to the canonical text, behind a space unless it is the first. The caller
+// has quoted it.
 func (w *writer) word(text string) {
 	if len(w.text) > 0 {
 		w.text = append(w.text, ' ')
@@ -229,6 +231,7 @@ func (w *writer) baseOption(s *setting) {
 	w.word(Quote(text))
 }
 
+// not adds "!" before an option that is negated.
 func (w *writer) not(not bool) {
 	if not {
 		w.word("!")

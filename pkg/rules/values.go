@@ -48,6 +48,7 @@ func markMask(text string) (value, mask uint32, ok bool) {
 	return uint32(n), uint32(k), true
 }
 
+// markText writes a mark's value and mask in canonical form: a full mask is left out.
 func markText(value, mask uint32) string {
 	if mask == math.MaxUint32 {
 		return hexadecimal(value)
@@ -83,6 +84,8 @@ func bitMask(text string) (string, bool) {
 	return hexadecimal(uint32(n)), ok
 }
 
+// idRange reads ONE or FIRST-LAST of --uid-owner or --gid-owner. False for a user's or
+// group's name: it may have another number elsewhere.
 func idRange(text string) (string, bool) {
 	if text == "root" { // the only name with the same number on every machine
 		return "0", true

@@ -36,6 +36,8 @@ func (d *decoder) hostTarget(name string, revision uint32, x xtInfo) bool {
 	return false
 }
 
+// first returns the first byte of an extension's data, or 0; hostTarget checks the length
+// afterwards.
 func first(x xtInfo) byte {
 	if len(x) == 0 {
 		return 0

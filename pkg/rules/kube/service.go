@@ -279,6 +279,8 @@ var protocols = map[string]string{
 
 func validPort(p int32) bool { return p > 0 && p <= 65535 }
 
+// familyName returns Kubernetes' name of an IP family, by which services and slices name
+// theirs.
 func familyName(f rules.Family) string {
 	if f == rules.IPv6 {
 		return IPv6
