@@ -179,7 +179,9 @@ func takeAnswer(b []byte, sequence uint32, q Question) (result, err error) {
 	return unix.Errno(-int32(binary.NativeEndian.Uint32(data))), nil
 }
 
-// AskGenid returns the question for the ruleset's counter.
+// AskGenid returns the question for the ruleset's counter, which Ask writes into to. A probe
+// puts it before and behind its questions: equal counters prove that no commit happened
+// between them.
 func AskGenid(to *uint32) Question {
 	return Question{Ask: unix.NFT_MSG_GETGEN, Want: unix.NFT_MSG_NEWGEN, Check: func(data []byte) error {
 		commit, err := parseCommit(data)

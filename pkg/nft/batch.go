@@ -52,7 +52,8 @@ type BatchMark struct {
 // NoGuard is no genid: the counter skips it (nf_tables_commit).
 const NoGuard = 0
 
-// NewBatch begins a batch without a guard.
+// NewBatch begins a batch without a guard: the kernel takes it at any genid. Each write of
+// canaryd to nf_tables begins so.
 func NewBatch() *Batch {
 	b := &Batch{chunks: [][]byte{nil}}
 	b.edge(unix.NFNL_MSG_BATCH_BEGIN)
@@ -106,7 +107,7 @@ func (b *Batch) header(kind netlink.HeaderType, flags netlink.HeaderFlags, gen [
 	b.chunks[last] = append(out, gen...)
 }
 
-// End ends the message that Begin began.
+// End ends the message that Begin began, and sets its length.
 func (b *Batch) End() {
 	out := b.chunks[len(b.chunks)-1]
 	binary.NativeEndian.PutUint32(out[b.start:], uint32(len(out)-b.start))
@@ -131,7 +132,8 @@ func (b *Batch) Number64(kind uint16, value uint64) {
 	b.Blob(kind, binary.BigEndian.AppendUint64(nil, value))
 }
 
-// Pair writes an attribute that nests two numbers, of kind 1 and 2.
+// Pair writes an attribute that nests two numbers, of kind 1 and 2, such as the hook and the
+// priority of a base chain.
 func (b *Batch) Pair(kind uint16, one, two uint32) {
 	nested := AppendAttr(nil, 1, binary.BigEndian.AppendUint32(nil, one), 0)
 	nested = AppendAttr(nested, 2, binary.BigEndian.AppendUint32(nil, two), 0)
@@ -160,15 +162,17 @@ func (b *Batch) Part(ahead uint32) *Batch {
 	return &Batch{chunks: [][]byte{make([]byte, 0, batchChunk)}, count: b.count + ahead}
 }
 
-// Join adds the messages of another batch, whose numbers follow this batch's.
+// Join adds the messages of another batch, a Part, whose numbers follow this batch's.
+// Several goroutines write a large table in parts so.
 func (b *Batch) Join(next *Batch) {
 	b.chunks = append(b.chunks, next.chunks...)
 	b.bytes += next.bytes
 	b.count = next.count
 }
 
-// Led returns a batch that begins with the messages of a Part. b does not change,
-// but shares memory with the result: send only one of them at a time.
+// Led returns a batch that begins with the messages of a Part: a rider, which is written in
+// the same transaction. b does not change, but shares memory with the result: send only one
+// of them at a time.
 func (b *Batch) Led(part *Batch) *Batch {
 	first := b.chunks[0]
 	begin := binary.NativeEndian.Uint32(first)
@@ -293,8 +297,9 @@ func (b *Batch) complaint(fd int) error {
 	}
 }
 
-// FirstComplaint returns the first error in the socket's queue, and the number of
-// the refused message; errno is 0 if there is none.
+// FirstComplaint returns the first error in the socket's queue, and the number of the
+// refused message; errno is 0 if there is none. err means that the queue could not be read.
+// complaint and Keeper.send call it.
 func FirstComplaint(fd int) (about uint32, errno syscall.Errno, err error) {
 	buf := make([]byte, 8<<10) // header, errno and, from old kernels, a copy
 	var lost error
@@ -362,8 +367,8 @@ func (b *Batch) describe(about uint32) string {
 	return "a transaction"
 }
 
-// Message returns the message with this number, including its header; nil if
-// there is none.
+// Message returns the message with this number, including its header; nil if there is none.
+// It shows which message a RefusedError means.
 func (b *Batch) Message(number int) []byte {
 	for _, chunk := range b.chunks {
 		for len(chunk) >= unix.SizeofNlMsghdr {

@@ -16,7 +16,7 @@ type Chain struct {
 	Use      uint32 // rules in the chain, and jumps to it
 }
 
-// ParseChain reads NFT_MSG_NEWCHAIN.
+// ParseChain reads NFT_MSG_NEWCHAIN, from a dump, an answer or a notification.
 func ParseChain(data []byte) (c Chain, err error) {
 	err = eachAttrOf(data, func(kind uint16, value []byte) (err error) {
 		switch kind {

@@ -106,8 +106,8 @@ func (c *Conn) exists(message uint16, family tableid.Family, attrs ...StringAttr
 	return found, Wrap(fmt.Sprintf("asking for %q", attrs[len(attrs)-1].Value), err)
 }
 
-// one requests one object and calls f with the answer's data; false if the object
-// does not exist.
+// one requests one object and calls f with the answer's data, for Chain, Table, Object and
+// exists. It is false if the object does not exist.
 func (c *Conn) one(message uint16, family tableid.Family, attrs []StringAttr, f func(data []byte) error) (bool, error) {
 	err := c.each(message, family, Strings(attrs...), func(m netlink.Message) error { return f(m.Data) })
 	if errors.Is(err, unix.ENOENT) {

@@ -72,8 +72,8 @@ func (c *Conn) EachRuleIn(family tableid.Family, table string, f func(RuleMessag
 	return err
 }
 
-// EachChain calls f for every chain of the family's tables. The error is ErrInterrupted if f may
-// have got a mixture of two states.
+// EachChain calls f for every chain of the family's tables. The mirror lists chains so. The
+// error is ErrInterrupted if f may have got a mixture of two states.
 func (c *Conn) EachChain(family tableid.Family, f func(Chain) error) error {
 	err := c.dumpChains(family, nil, func(data []byte) error {
 		chain, err := ParseChain(data)
@@ -132,9 +132,9 @@ func (c *Conn) dumpPieces(ask, want uint16, family tableid.Family, attrs []byte,
 	return d.result()
 }
 
-// receive receives one datagram from the kernel into buffer. With wait it waits
-// until the connection's deadline; without wait it returns nil if there is no
-// datagram.
+// receive receives one datagram from the kernel into buffer, for dumps and Events. With wait
+// it waits until the connection's deadline; without wait it returns nil if there is no
+// datagram. It ignores datagrams of other programs.
 func receive(conn *netlink.Conn, buffer []byte, wait bool) ([]byte, error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -190,8 +190,8 @@ func (d *dumper) datagram(b []byte) error {
 	})
 }
 
-// eachMessage calls f for every message of a datagram. A message has at least a
-// struct nlmsghdr.
+// eachMessage calls f for every message of a datagram, for dumps and Events. A message has
+// at least a struct nlmsghdr. The error is f's, or says that the datagram is damaged.
 func eachMessage(datagram []byte, f func(message []byte) error) error {
 	for len(datagram) > 0 {
 		if len(datagram) < unix.SizeofNlMsghdr {

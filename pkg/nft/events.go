@@ -151,8 +151,8 @@ func (e *Events) each(datagram []byte, f func(Notification) error) error {
 	})
 }
 
-// Wait calls f for everything that arrives until the end of commit genid; false
-// if that end does not arrive before the deadline.
+// Wait calls f for everything that arrives until the end of commit genid; false if that end
+// does not arrive before the deadline. Mirror.Listen then reads the tables.
 func (e *Events) Wait(genid uint32, deadline time.Time, f func(Event)) (bool, error) {
 	if err := e.Drain(f); err != nil {
 		return false, err

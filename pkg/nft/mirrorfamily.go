@@ -103,7 +103,8 @@ type MirrorChain struct {
 	out     *outOf // nil if its rules are kept
 }
 
-// Chain returns a chain, nil if it does not exist.
+// Chain returns a chain as of the last read; nil if it does not exist. The caller has the
+// turn.
 func (f *FamilyMirror) Chain(p Place) *MirrorChain {
 	if t := f.tables[p.Table]; t != nil {
 		return t.chains[p.Chain]
@@ -114,7 +115,8 @@ func (f *FamilyMirror) Chain(p Place) *MirrorChain {
 // Tables returns the names of the tables that exist.
 func (f *FamilyMirror) Tables() []string { return slices.Sorted(maps.Keys(f.tables)) }
 
-// Chains returns the names of a table's chains, in no order.
+// Chains returns the names of a table's chains, in no order; nil without the table. Views
+// list a table so. The caller has the turn.
 func (f *FamilyMirror) Chains(table string) []string {
 	t := f.tables[table]
 	if t == nil {

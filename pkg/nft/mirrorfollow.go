@@ -125,8 +125,8 @@ func parseGone(data []byte) (handle uint64, size int, err error) {
 	return handle, size, err
 }
 
-// reads reports that a chain's new rules need not be kept, because the chain is
-// about to be read or is left out.
+// reads reports that a chain's new rules need not be kept, because the chain is about to be
+// read or is left out. chainChanges.take then notes only that it changed.
 func (f *FamilyMirror) reads(place Place) bool {
 	_, dirty := f.dirty[place]
 	chain := f.Chain(place)

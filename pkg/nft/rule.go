@@ -69,8 +69,8 @@ type Expression struct {
 	Data []byte
 }
 
-// Jump returns the chain to which an immediate verdict leads, nil for any other
-// expression.
+// Jump returns the chain to which an immediate verdict leads, by a jump or goto; nil for any
+// other expression.
 func (e Expression) Jump() []byte {
 	if e.Name != "immediate" {
 		return nil

@@ -51,8 +51,8 @@ func Subscribe(own func(port, pid uint32) bool) (*Subscription, error) {
 	return s, nil
 }
 
-// begin sets the filter before it joins the group, so that no other message ever
-// enters the buffer.
+// begin makes the socket listen, for Subscribe. It sets the filter before it joins the
+// group, so that no other message ever enters the buffer.
 func (s *Subscription) begin() error {
 	filter, err := bpf.Assemble(onlyNewgen())
 	if err != nil {
@@ -161,7 +161,8 @@ type Subscriptions struct {
 	open []*Subscription
 }
 
-// Subscribe opens a subscription and keeps it in o until its Close.
+// Subscribe opens a subscription and keeps it in o until its Close, so that All returns it.
+// See the function Subscribe.
 func (o *Subscriptions) Subscribe(own func(port, pid uint32) bool) (*Subscription, error) {
 	s, err := Subscribe(own)
 	if err != nil {

@@ -46,7 +46,7 @@ func parseTable(data []byte) (t Table, err error) {
 // have got a mixture of two states.
 func (c *Conn) EachTable(f func(Table) error) error { return c.eachTableOf(unix.AF_UNSPEC, f) }
 
-// eachTableOf is EachTable for one family.
+// eachTableOf is EachTable for one family, for the mirror's list.
 func (c *Conn) eachTableOf(family tableid.Family, f func(Table) error) error {
 	err := c.dump(unix.NFT_MSG_GETTABLE, unix.NFT_MSG_NEWTABLE, family, nil, func(data []byte) error {
 		t, err := parseTable(data)

@@ -106,10 +106,10 @@ func ManagerOf(chain string) string {
 	return ""
 }
 
-// ManagerOfRule returns the firewall manager that itself writes a rule with these words into a
-// built-in chain; "" if it is not known. Most forms of such rules could be from any program.
-// They only count if the built-in chain leads to chains of that manager, whose title is then in
-// leads.
+// ManagerOfRule returns the firewall manager that itself writes a rule with these words into
+// a built-in chain; "" if it is not known. Most forms of such rules could be from any
+// program. They only count if the built-in chain leads to chains of that manager, whose
+// title is then in leads.
 func ManagerOfRule(inTable, chain string, words []string, leads map[string]bool) string {
 	for _, m := range managers {
 		for _, s := range m.straight {

@@ -54,7 +54,8 @@ func forms(names ...string) []Form {
 // Exact returns the name if the form is a single name.
 func (f Form) Exact() (name string, ok bool) { return f.prefix, f.alphabet == "" && !f.glob }
 
-// Matches reports whether a chain's name has the form.
+// Matches reports whether a chain's name has the form. Then the chain is its owner's: a
+// preset protects it, and status names the owner.
 func (f Form) Matches(chain string) bool {
 	switch {
 	case f.glob:

@@ -111,7 +111,7 @@ func (h Habits) Chain(name string, base bool) Habit {
 func (h Habits) Set(name string) Habit { return h.of(name, h.Sets) }
 
 // But returns the comment of a rule that lets the chain lose its last rule alone; "" if the
-// chain has no such exception.
+// chain has no such exception. The judge of native tables calls it.
 func (h Habits) But(chain string) string {
 	i := slices.IndexFunc(h.Rows, func(r HabitRow) bool { return r.matches(chain) })
 	if i < 0 {
@@ -147,7 +147,8 @@ func (t Table) IDs() []tableid.TableID {
 	return ids
 }
 
-// PresetOf returns the word of --protect that names a native table; "" if no preset does.
+// PresetOf returns the word of --protect that names a native table, for proposals and for
+// OwnersDiffer; "" if no preset does.
 func PresetOf(id tableid.TableID) string {
 	for _, o := range table {
 		for _, t := range o.Tables {

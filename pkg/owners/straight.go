@@ -88,8 +88,8 @@ func straight(inTable, chain string, specs ...string) []Straight {
 	return list
 }
 
-// byComment returns the forms of rules that a comment identifies, in places such as "filter
-// INPUT".
+// byComment returns the forms of rules whose comment, a glob, identifies the owner, for the
+// table of owners. places are such as "filter INPUT".
 func byComment(glob string, places ...string) []Straight {
 	var list []Straight
 	for _, place := range places {

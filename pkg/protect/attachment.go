@@ -43,8 +43,9 @@ func AttachmentOf(r rules.Rule) (Attachment, bool) {
 // portmapHashed are portmap's forms.
 var cniHashed, portmapHashed = owners.ContainerChains()
 
-// chains returns the names of the chains that CNI plugins make for this attachment alone. Each
-// is a prefix and a digest, cut to the 28 characters of a chain's name.
+// chains returns the names of the chains that CNI plugins make for this attachment alone.
+// Detach removes them, and Lacking looks for them. Each is a prefix and a digest, cut to the
+// 28 characters of a chain's name.
 func (a Attachment) chains() []string {
 	sum := sha512.Sum512([]byte(a.Network + a.Container))
 	digest := hex.EncodeToString(sum[:])
@@ -147,8 +148,8 @@ func targets(s rules.Section) map[string]bool {
 	return led
 }
 
-// AllAttachments returns the attachments named by the generation's rules. It adds known
-// attachments that have a chain in the generation, but no rule.
+// AllAttachments returns the attachments named by the generation's rules, and the known ones
+// that have a chain there but no rule. The daemon watches the containers of these.
 func AllAttachments(g rules.Generation, known iter.Seq[Attachment]) map[Attachment]bool {
 	all, chains := map[Attachment]bool{}, map[string]bool{}
 	for id, s := range g {
@@ -170,7 +171,8 @@ func AllAttachments(g rules.Generation, known iter.Seq[Attachment]) map[Attachme
 	return all
 }
 
-// DetachAll returns the generation without the rules of these attachments, as Detach does.
+// DetachAll returns the generation without the rules of these attachments, as Detach does. A
+// replay and the learned generation leave out containers that are gone so.
 func DetachAll(g rules.Generation, gone map[Attachment]bool) rules.Generation {
 	if len(gone) == 0 {
 		return g

@@ -72,7 +72,7 @@ func MayProtectTable(id tableid.TableID) bool {
 }
 
 // WordFor returns the word of --protect that protects a native table: its owner's preset, or
-// the table itself.
+// the table itself. canaryd detect proposes it.
 func WordFor(id tableid.TableID) string {
 	if preset := owners.PresetOf(id); preset != "" {
 		return preset
@@ -80,8 +80,9 @@ func WordFor(id tableid.TableID) string {
 	return nativePrefix + id.Family.NFT() + ":" + id.Name
 }
 
-// WordForChain returns the word of --protect that protects a chain. This is its owner's preset,
-// the form of its owner's names, or the chain itself. It is "" if no word can name the chain.
+// WordForChain returns the word of --protect that protects a chain, for canaryd detect. This
+// is its owner's preset, the form of its owner's names, or the chain itself. It is "" if no
+// word can name the chain.
 func WordForChain(chain string) string {
 	if strings.ContainsFunc(chain, func(r rune) bool { return r <= ' ' || r > '~' }) {
 		return "" // iptables-restore could not read it
@@ -116,8 +117,8 @@ func OwnerKnown(id tableid.TableID) bool {
 	return known
 }
 
-// ownerOf returns a word for a table's owner; known is false if the table's name does not show
-// it.
+// ownerOf returns a word for a table's owner, for OwnersDiffer and OwnerKnown; known is
+// false if the table's name does not show it.
 func ownerOf(id tableid.TableID) (word string, known bool) {
 	if ofIptables(id) {
 		return "iptables", true

@@ -136,8 +136,9 @@ func followed(chain string) bool {
 	return !strings.HasSuffix(chain, canarySuffix) && !rules.Builtin(rules.Mangle, chain)
 }
 
-// MatchesPreset reports whether a word "rule:" or a preset names r. A preset names the rules
-// that its owner writes into the built-in chain itself, such as Docker's MASQUERADE.
+// MatchesPreset reports whether a word "rule:" or a preset names r: it is then guarded like
+// a jump. A preset names the rules that its owner writes into the built-in chain itself,
+// such as Docker's MASQUERADE.
 func (s Selector) MatchesPreset(t rules.TableName, chain string, r rules.Rule) bool {
 	if s.namesRule(t, chain, r) {
 		return true

@@ -111,8 +111,8 @@ func managersIn(c *rules.Chain) map[string]bool {
 // a firewall manager on purpose, because their manager writes them again itself.
 func (u Unguarded) Counts() bool { return u.Manager == "" }
 
-// CountUnguarded counts chains, and single rules of built-in chains, without rules and chains
-// of firewall managers.
+// CountUnguarded counts chains, and single rules of built-in chains, for status and canaryd
+// detect. Rules and chains of firewall managers do not count.
 func CountUnguarded(list []Unguarded) (chains, single int) {
 	for _, u := range list {
 		switch {

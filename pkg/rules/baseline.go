@@ -42,7 +42,8 @@ type ChainChange struct {
 	Reordered bool
 }
 
-// NewBaseline returns the baseline of a generation. It takes 0.2 s for 62,590 rules.
+// NewBaseline returns the baseline of a generation that the operator has confirmed. It takes
+// 0.2 s for 62,590 rules.
 func NewBaseline(g Generation) *Baseline {
 	b := &Baseline{seed: maphash.MakeSeed(), tables: map[TableID]map[string]*confirmedChain{}}
 	for id, s := range g {

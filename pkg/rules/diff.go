@@ -205,8 +205,8 @@ func longestRise(list []int) []bool {
 // String returns the lines of d, separated by line breaks.
 func (d Difference) String() string { return strings.Join(d.Lines(), "\n") }
 
-// Lines describes d for people: one line for each deviation, and one for each rule of a chain
-// that is gone or empty.
+// Lines describes d for people and logs: one line for each deviation, and one for each rule
+// of a chain that is gone or empty.
 func (d Difference) Lines() []string {
 	var lines []string
 	for _, v := range d {

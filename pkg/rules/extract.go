@@ -119,9 +119,9 @@ func (p Protection) LeadingOut(t *Table, mark func(Rule) bool) []Jump {
 	return found
 }
 
-// follow adds the chains of other owners that protected rules lead to, directly or through each
-// other. Chains that a replay cannot write, protected or not, are added to DependsOn. The
-// missing rules count as protected.
+// follow adds to s the chains of other owners that protected rules lead to, directly or
+// through each other. Chains that a replay cannot write, protected or not, are added to
+// DependsOn. The missing rules count as protected. ExtractWith calls it.
 func (p Protection) follow(t *Table, s *Section, missing []Rule) {
 	taken := map[string]bool{}
 	from := func(list []Rule) {

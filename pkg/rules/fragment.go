@@ -257,8 +257,8 @@ var hostOptions = []string{
 	"--vaddr", "--src-pfx", "--dst-pfx", "--ahres", "--rt-0-addrs",
 }
 
-// checkAddress returns why a rule of that family may not have text, an address with or without
-// a mask, or "".
+// checkAddress returns why a rule of that family may not have text, an address with or
+// without a mask, or "". checkWords calls it for -s, -d and the like.
 func checkAddress(text string, family Family) string {
 	if strings.Contains(text, ",") {
 		return fmt.Sprintf("lists addresses (%s), which iptables splits into several rules: write one rule for each", text)

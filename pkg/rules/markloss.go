@@ -115,7 +115,7 @@ func (l MarkLoss) Misleads(r Rule) (less, more bool) {
 }
 
 // MarkBit returns the bit of a packet's mark that the rule tests, if it tests a single bit;
-// else 0.
+// else 0. A replay leaves that bit out of a MarkLoss (marksBy).
 func (r Rule) MarkBit() uint32 {
 	tests, known := r.markTests()
 	if !known || len(tests) != 1 || tests[0].ofConnection || bits.OnesCount32(tests[0].mask) != 1 {
@@ -168,7 +168,8 @@ func (r Rule) markTests() (tests []markTest, known bool) {
 	return tests, true
 }
 
-// form returns the rule split into its options; false if its text could not be read.
+// form returns the rule split into its options, for MarkLoss and markTests; false if its
+// text could not be read. Any mark may then differ.
 func (r Rule) form() (f form, ok bool) {
 	words, err := r.Words()
 	ok = err == nil && f.read(words)

@@ -76,8 +76,8 @@ func IdentityOfSets(expressions, userdata []byte, sets []string) Identity {
 	return IdentityOf(expressions, userdata, []byte(setsStart), joinSets(sets))
 }
 
-// joinSets returns names with a NUL behind each. No name has a NUL, because the kernel ends it
-// there.
+// joinSets returns names with a NUL behind each, for an Identity and a Spec. No name has a
+// NUL, because the kernel ends it there.
 func joinSets(sets []string) []byte {
 	var all []byte
 	for _, name := range sets {
@@ -154,7 +154,8 @@ func (r Rule) Matches() bool {
 }
 
 // Readable returns the rule's text, or the label of an opaque rule: the words that canaryd
-// knows for it. It is false for an opaque rule without a label.
+// knows for it. Words "rule:" of --protect match it. It is false for an opaque rule without
+// a label.
 func (r Rule) Readable() (text string, ok bool) {
 	reason, opaque := r.Opaque()
 	if !opaque {
@@ -166,8 +167,8 @@ func (r Rule) Readable() (text string, ok bool) {
 	return strings.CutPrefix(reason, decodedStart)
 }
 
-// Label returns the rule as people read it: its text or label, or the Spec of an opaque rule
-// without its bytes.
+// Label returns the rule as people read it, in status and logs: its text or label. For an
+// opaque rule without a label that is its Spec without its bytes.
 func (r Rule) Label() string {
 	if text, ok := r.Readable(); ok {
 		return text

@@ -128,8 +128,8 @@ type parser struct {
 	skip func(t TableName, chain string, line int) bool // nil: none
 }
 
-// skips marks the chain of a rule's line as left out, if skip says so, and reports whether it
-// did.
+// skips marks the chain of a rule's line as left out, if p.skip says so, and reports whether
+// it did. ParseSome then ignores the line.
 func (p *parser) skips(line []byte) bool {
 	rest, found := bytes.CutPrefix(line, []byte("-A "))
 	if !found || p.table == nil {
@@ -321,7 +321,8 @@ func PrintedRule(spec string) Rule {
 	return rule
 }
 
-// reasonOf returns the reason of a *ParseError, without the text.
+// reasonOf returns the reason of a *ParseError, without the text; of any other error its
+// message.
 func reasonOf(err error) string {
 	if wrong, ok := errors.AsType[*ParseError](err); ok {
 		return wrong.Reason

@@ -162,7 +162,8 @@ func (t *Table) Rules(chain string) []Rule {
 	return nil
 }
 
-// Add appends chain c, or replaces the chain of that name, and returns it.
+// Add appends chain c, or replaces the chain of that name, and returns it. The pointer is
+// valid until the next Add or Delete.
 func (t *Table) Add(c Chain) *Chain {
 	if i, ok := t.index[c.Name]; ok {
 		t.Chains[i] = c
@@ -173,7 +174,8 @@ func (t *Table) Add(c Chain) *Chain {
 	return &t.Chains[len(t.Chains)-1]
 }
 
-// Delete removes the chain of that name, if the table has it.
+// Delete removes the chain of that name, if the table has it. Pointers to other chains
+// become invalid.
 func (t *Table) Delete(name string) {
 	i, ok := t.index[name]
 	if !ok {

@@ -125,7 +125,8 @@ func (t *Translations) Masquerades(flow Flow, backend netip.AddrPort) bool {
 	return leads && !w.unclear
 }
 
-// entry returns the built-in chain that the flow's first packet enters.
+// entry returns the built-in chain that the flow's first packet enters: OUTPUT if the node
+// sends it, else PREROUTING. Walks begin there.
 func (t *Translations) entry(flow Flow) string {
 	if t.site.Local(flow.Source.Addr()) {
 		return "OUTPUT"

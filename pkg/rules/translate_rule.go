@@ -80,8 +80,9 @@ func (t *test) matches(w *walk, m nfmark) answer {
 	return is
 }
 
-// cameFrom answers whether the flow's packets came in by an interface. An address can only
-// exclude an interface. The node's own packets came in by no interface.
+// cameFrom answers for a test of -i whether the flow's packets came in by an interface: no
+// or maybe. An address can only exclude an interface. The node's own packets came in by no
+// interface.
 func (w *walk) cameFrom(iface string) answer {
 	if w.hook == "OUTPUT" || w.hook == "PREROUTING" && !strings.HasSuffix(iface, "+") && !w.site.Beyond(iface, w.flow.Source.Addr()) {
 		return no
@@ -172,7 +173,8 @@ func readMarking(known *vocabulary, o *setting) marking {
 	return marking{value, mask, !ok || !okToo}
 }
 
-// add adds a test, or makes the rule unsure if the test could not be read.
+// add adds a test, or makes the rule unsure if ok says that the test could not be read. Such
+// a rule matches at most maybe.
 func (n *natRule) add(t test, ok bool) {
 	if ok {
 		n.tests = append(n.tests, t)

@@ -121,7 +121,8 @@ func span(text, sep, most string, one func(string) (string, bool)) (string, bool
 	return a + sep + b, true
 }
 
-// wordList reads a list of names in which order, repetition and case have no meaning.
+// wordList reads a list of names in which order, repetition and case have no meaning, such
+// as the states of --ctstate. It is never false.
 func wordList(text string) (string, bool) {
 	upper := strings.ToUpper(text)
 	if !strings.Contains(upper, ",") {
@@ -134,7 +135,8 @@ func wordList(text string) (string, bool) {
 
 func upper(text string) (string, bool) { return strings.ToUpper(text), true }
 
-// tcpFlags reads either list of --tcp-flags.
+// tcpFlags reads either list of --tcp-flags: the flags in iptables' order, or NONE. False: a
+// name is unknown.
 func tcpFlags(text string) (string, bool) {
 	all := [...]string{"FIN", "SYN", "RST", "PSH", "ACK", "URG"}
 	given := strings.Split(strings.ToUpper(text), ",")
@@ -163,8 +165,9 @@ func tcpFlags(text string) (string, bool) {
 	return strings.Join(list, ","), true
 }
 
-// probability rounds to steps of 1/2^31, as the kernel does, and prints eleven digits, as
-// iptables does (libxt_statistic.c).
+// probability reads the value of --probability. It rounds to steps of 1/2^31, as the kernel
+// does, and prints eleven digits, as iptables does (libxt_statistic.c). False: it is not
+// within 0 and 1.
 func probability(text string) (string, bool) {
 	p, err := strconv.ParseFloat(text, 64)
 	if err != nil || !(p >= 0 && p <= 1) {

@@ -36,8 +36,8 @@ func address(text string) (string, bool) {
 	return text, true
 }
 
-// maskedAddress is address for a mask such as 255.255.0.0. It need not be a prefix: iptables
-// keeps 255.0.255.0.
+// maskedAddress is address for a mask such as 255.255.0.0. If the mask is a prefix, the
+// result has its length. It need not be one: iptables keeps 255.0.255.0.
 func maskedAddress(a netip.Addr, mask string) (string, bool) {
 	m, err := netip.ParseAddr(mask)
 	if err != nil || m.BitLen() != a.BitLen() || m.Zone() != "" {
@@ -63,7 +63,8 @@ func maskedAddress(a netip.Addr, mask string) (string, bool) {
 	return masked.String() + "/" + m.String(), true
 }
 
-// plainAddress reads one address without a mask.
+// plainAddress reads one address without a mask, such as that of --on-ip. False: it is no
+// address or has a zone.
 func plainAddress(text string) (string, bool) {
 	a, err := netip.ParseAddr(text)
 	if err != nil || a.Zone() != "" {
@@ -72,7 +73,8 @@ func plainAddress(text string) (string, bool) {
 	return a.String(), true
 }
 
-// addressRange reads FIRST or FIRST-LAST.
+// addressRange reads FIRST or FIRST-LAST, as of iprange and NAT. A range of one address is
+// that address. False: an end is no address.
 func addressRange(text string) (string, bool) {
 	first, last, ranged := strings.Cut(text, "-")
 	first, ok := plainAddress(first)
@@ -148,7 +150,8 @@ func portList(text string) (string, bool) {
 	return strings.Join(slices.Compact(list), ","), true
 }
 
-// protocol returns a protocol's number as text.
+// protocol returns a protocol's number as text, from its number or name, for -p and
+// --ctproto. False: the name is unknown.
 func protocol(text string) (string, bool) {
 	if n, ok := number(text, 8); ok {
 		return strconv.FormatUint(n, 10), true

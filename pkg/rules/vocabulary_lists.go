@@ -243,7 +243,7 @@ var targetList = []vocabulary{
 	{name: "TCPMSS", options: map[string]option{"--set-mss": one(decimal), "--clamp-mss-to-pmtu": flag()}},
 }
 
-// logLevel reads syslog's numbers and names.
+// logLevel reads syslog's numbers and names, of --log-level, and returns the number.
 func logLevel(text string) (string, bool) {
 	if n, ok := logLevels[text]; ok {
 		return n, true

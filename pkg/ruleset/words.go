@@ -371,7 +371,8 @@ func (d *decoder) compareMark(not bool, value []byte) bool {
 	return true
 }
 
-// appendMark appends the words of a match on a mark.
+// appendMark appends --mark and its value, for matches mark and connmark; not means "!". A
+// full mask is not printed.
 func appendMark(out []byte, not bool, mark, mask uint32) []byte {
 	out = option(out, not, "--mark", "")
 	out = strconv.AppendUint(append(out, "0x"...), uint64(mark), 16)
@@ -381,7 +382,8 @@ func appendMark(out []byte, not bool, mark, mask uint32) []byte {
 	return out
 }
 
-// option appends an option and its value.
+// option appends an option and its value behind a space; not means "!". With value "" the
+// caller appends the value.
 func option(out []byte, not bool, name, value string) []byte {
 	if not {
 		out = append(out, " !"...)

@@ -82,7 +82,8 @@ func (f *fields) number(kind uint16) uint32 {
 	return ^uint32(0)
 }
 
-// number64 returns a number of 64 bits.
+// number64 returns a number of 64 bits. If the next attribute is none, it sets f.bad and
+// returns all ones.
 func (f *fields) number64(kind uint16) uint64 {
 	if value := f.bytes(kind, 8); value != nil {
 		return binary.BigEndian.Uint64(value)

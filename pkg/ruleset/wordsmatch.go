@@ -149,8 +149,9 @@ func printable(text []byte) bool {
 	return true
 }
 
-// appendQuoted is xtables_save_string of libxtables: it quotes a text with characters other
-// than letters, digits, _ and -.
+// appendQuoted appends a text as xtables_save_string of libxtables does: in quotes if it has
+// characters other than letters, digits, _ and -. Comments and prefixes of logs are printed
+// so.
 func appendQuoted(out, text []byte) []byte {
 	bare := len(text) > 0
 	for _, c := range text {

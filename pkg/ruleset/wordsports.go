@@ -97,7 +97,7 @@ func (d *decoder) compareNativePorts(not bool, first, last uint16) bool {
 	return true
 }
 
-// appendPorts appends one port, or a range of ports.
+// appendPorts appends option name with one port, or with a range of ports; not means "!".
 func appendPorts(out []byte, not bool, name string, first, last uint16) []byte {
 	out = strconv.AppendUint(option(out, not, name, ""), uint64(first), 10)
 	if first != last {
@@ -106,8 +106,8 @@ func appendPorts(out []byte, not bool, name string, first, last uint16) []byte {
 	return out
 }
 
-// tcpFlags appends the tested flags and the flags that must be set; nil if no rule can have
-// them.
+// tcpFlags appends --tcp-flags with the tested flags (mask) and the flags that must be set;
+// not means "!". It is nil if no rule can have them: then the rule has no words.
 func tcpFlags(out []byte, not bool, mask, set byte) []byte {
 	const all = 0x3f
 	if mask == 0 || mask&^all != 0 || set&^mask != 0 {
@@ -119,7 +119,8 @@ func tcpFlags(out []byte, not bool, mask, set byte) []byte {
 
 var tcpFlagNames = []string{"FIN", "SYN", "RST", "PSH", "ACK", "URG"}
 
-// appendFlags appends the names of bits with commas between them.
+// appendFlags appends the names of bits with commas between them, or NONE. names begins with
+// that of the lowest bit.
 func appendFlags(out []byte, flags uint32, names []string) []byte {
 	if flags == 0 {
 		return append(out, "NONE"...)

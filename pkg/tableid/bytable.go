@@ -9,7 +9,8 @@ import (
 // Table returns the key of the family's table of that name.
 func (f Family) Table(name string) TableID { return TableID{f, name} }
 
-// With returns m with one value replaced; it does not change m.
+// With returns m with one value replaced; it does not change m. Snapshots and generations,
+// which other goroutines may read, are changed so.
 func With[M ~map[TableID]V, V any](m M, id TableID, v V) M {
 	next := maps.Clone(m)
 	if next == nil {
@@ -64,7 +65,8 @@ func Unmarshal[M ~map[TableID]V, V any](data []byte, m *M) error {
 	return nil
 }
 
-// Put sets the values of one family's tables in m.
+// Put sets the values of one family's tables in m, which must not be nil unless tables is
+// empty.
 func Put[M ~map[TableID]V, V any](m M, f Family, tables map[string]V) {
 	for name, v := range tables {
 		m[f.Table(name)] = v

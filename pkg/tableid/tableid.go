@@ -47,7 +47,8 @@ func (f Family) String() string {
 	return fmt.Sprintf("family %d", uint8(f))
 }
 
-// NFT returns the spelling of the program nft, such as "ip".
+// NFT returns the spelling of the program nft, such as "ip", for words of --protect and
+// names of native tables.
 func (f Family) NFT() string {
 	if n, known := familyNames[f]; known {
 		return n.nft

@@ -33,8 +33,8 @@ func parseIP(text string) (netip.Addr, bool) {
 	return ip.Unmap(), ip.Zone() == ""
 }
 
-// spelled returns the usual spelling of an address. It returns text itself if possible, to save
-// memory.
+// spelled returns the usual spelling of an address that was parsed from text, as rules have
+// it. It returns text itself if possible, to save memory.
 func spelled(ip netip.Addr, text string) string {
 	var usual [64]byte
 	if string(ip.AppendTo(usual[:0])) == text {

@@ -224,7 +224,7 @@ func badField(err error) string {
 	return ""
 }
 
-// reason returns encoding/json's message without Go's type names.
+// reason returns encoding/json's message for an ObjectError, without Go's type names.
 func reason(err error) string {
 	if wrong := (*json.UnmarshalTypeError)(nil); errors.As(err, &wrong) {
 		return "is of the wrong type: " + wrong.Value + unquoted(wrong)

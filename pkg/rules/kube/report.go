@@ -31,7 +31,7 @@ func (r *report) slice(s *EndpointSlice) reporter {
 
 func (r *report) node(n *Node) reporter { return reporter{r, n, "Node", "", n.Name} }
 
-// title names the object. It is only called for a message.
+// title names the object in a Skip or an error. It is only called for a message.
 func (r reporter) title() string {
 	if r.namespace == "" {
 		return r.kind + " " + r.name

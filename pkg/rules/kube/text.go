@@ -54,7 +54,8 @@ func (t *text) rule(target string, parts ...string) rules.Rule {
 	return rules.Rule{Spec: t.join(parts...)[1:], Target: target}
 }
 
-// jump returns the rule that jumps to target if the parts match.
+// jump returns the rule that jumps to target if the parts match. The text of parts begins
+// with a space, which the rule does not have.
 func (t *text) jump(target string, parts ...string) rules.Rule {
 	var all [16]string
 	words := append(append(all[:0], parts...), " -j ", target)
