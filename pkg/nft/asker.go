@@ -79,8 +79,8 @@ func (a *Asker) Close() error {
 	return unix.Close(a.fd)
 }
 
-// Ask sends all questions, at most mostQuestions, and checks every answer; a probe asks for
-// the marks so. The error is the first check's, or the kernel's errno for a question that it
+// Ask sends all questions, at most mostQuestions, and checks every answer, for a probe of
+// the marks. The error is the first check's, or the kernel's errno for a question that it
 // refuses. If an answer is missing or damaged, Ask opens another socket.
 func (a *Asker) Ask(family tableid.Family, all []Question) error {
 	if len(all) > mostQuestions {

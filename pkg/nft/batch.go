@@ -52,8 +52,8 @@ type BatchMark struct {
 // NoGuard is no genid: the counter skips it (nf_tables_commit).
 const NoGuard = 0
 
-// NewBatch begins a batch without a guard: the kernel takes it at any genid. Each write of
-// canaryd to nf_tables begins so.
+// NewBatch begins a batch for a transaction of canaryd's. It has no guard: the kernel takes
+// it at any genid, unless Guard sets one.
 func NewBatch() *Batch {
 	b := &Batch{chunks: [][]byte{nil}}
 	b.edge(unix.NFNL_MSG_BATCH_BEGIN)
@@ -162,8 +162,8 @@ func (b *Batch) Part(ahead uint32) *Batch {
 	return &Batch{chunks: [][]byte{make([]byte, 0, batchChunk)}, count: b.count + ahead}
 }
 
-// Join adds the messages of another batch, a Part, whose numbers follow this batch's.
-// Several goroutines write a large table in parts so.
+// Join adds the messages of another batch, a Part, whose numbers follow this batch's. So
+// several goroutines may encode one large transaction.
 func (b *Batch) Join(next *Batch) {
 	b.chunks = append(b.chunks, next.chunks...)
 	b.bytes += next.bytes

@@ -26,7 +26,7 @@ type Attachment struct {
 var cniComment = regexp.MustCompile(`^(?:[a-z]+ )?name: "([^"\\]+)" id: "([^"\\]+)"$`)
 
 // AttachmentOf returns the attachment that a rule's comment names; false if the rule belongs
-// to none. Rules of containers that are gone are recognized so.
+// to none. It shows whether a rule belongs to a container that is gone.
 func AttachmentOf(r rules.Rule) (Attachment, bool) {
 	if !r.Mentions("id: ") {
 		return Attachment{}, false
@@ -57,7 +57,7 @@ func (a Attachment) chains() []string {
 func isCNIChain(chain string) bool { return strings.HasPrefix(chain, "CNI-") }
 
 // Attachments returns the attachments named by the section's rules, of CNI plugins' chains
-// only; nil if there are none. The daemon compares them with the containers that exist.
+// only; nil if there are none. They show which containers have rules.
 func Attachments(s rules.Section) map[Attachment]bool {
 	var all map[Attachment]bool
 	note := func(r rules.Rule) {
@@ -84,8 +84,8 @@ func Attachments(s rules.Section) map[Attachment]bool {
 }
 
 // Detach returns the section without the rules of these attachments, and without the chains
-// that belong to them alone. s does not change. A replay so leaves out containers that are
-// gone.
+// that belong to them alone. s does not change. A replay does not put back rules of
+// containers that are gone.
 func Detach(s rules.Section, gone map[Attachment]bool) rules.Section {
 	if len(gone) == 0 {
 		return s
@@ -171,8 +171,8 @@ func AllAttachments(g rules.Generation, known iter.Seq[Attachment]) map[Attachme
 	return all
 }
 
-// DetachAll returns the generation without the rules of these attachments, as Detach does. A
-// replay and the learned generation leave out containers that are gone so.
+// DetachAll returns the generation without the rules of these attachments, as Detach does.
+// It removes containers that are gone from the learned generation and from a replay's.
 func DetachAll(g rules.Generation, gone map[Attachment]bool) rules.Generation {
 	if len(gone) == 0 {
 		return g

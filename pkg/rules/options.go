@@ -80,7 +80,7 @@ func (f *form) understood() bool {
 }
 
 // skip returns the number of words, 1 or 2, of an option that form.option cannot read.
-// readOptions goes on behind them.
+// readOptions continues behind them.
 func (f *form) skip(words []string) int {
 	short := baseOptions[words[0]]
 	if len(words) > 1 && (short != "" && short != "-f" || slices.Contains(freeText, words[0]) || slices.Contains(hostOptions, words[0])) {

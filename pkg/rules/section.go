@@ -2,9 +2,9 @@ package rules
 
 import "slices"
 
-// Split divides a section in two, for the verdict on a table with declared rules. own has
-// the claimed chains and the jumps into them, and rest has the remaining ones. If claimed is
-// nil, own is empty.
+// Split divides a section in two: own has the claimed chains and the jumps into them, and
+// rest has the remaining ones. canaryd judges own by the declared rules, and learns only
+// from rest. If claimed is nil, own is empty.
 func (s Section) Split(claimed func(chain string) bool) (own, rest Section) {
 	if claimed == nil {
 		return Section{}, s

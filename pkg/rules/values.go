@@ -85,7 +85,7 @@ func bitMask(text string) (string, bool) {
 }
 
 // idRange reads ONE or FIRST-LAST of --uid-owner or --gid-owner. False for a user's or
-// group's name: it may have another number elsewhere.
+// group's name other than root: it may have another number elsewhere.
 func idRange(text string) (string, bool) {
 	if text == "root" { // the only name with the same number on every machine
 		return "0", true

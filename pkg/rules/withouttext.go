@@ -12,8 +12,8 @@ type TextlessRule struct {
 }
 
 // WithTexts returns the generation in which the result of text replaces each opaque rule
-// that holds its bytes. A replay and the store so give rules the text that the kernel's
-// reader now knows.
+// that holds its bytes. For replays and for a stored generation, text looks up the rule's
+// present text.
 func (g Generation) WithTexts(text func(id TableID, chain string, rule Rule) Rule) Generation {
 	for id, section := range g {
 		g = g.With(id, section.withTexts(func(chain string, rule Rule) Rule { return text(id, chain, rule) }))

@@ -139,7 +139,7 @@ func (d *decoder) comment(x xtInfo) bool {
 }
 
 // printable reports whether text has no byte that could break a line or be read differently
-// elsewhere. Comments, log prefixes and patterns without it leave their rule without words.
+// elsewhere. A rule with another comment, log prefix or pattern has no words.
 func printable(text []byte) bool {
 	for _, c := range text {
 		if c < ' ' || c > '~' {
@@ -149,9 +149,8 @@ func printable(text []byte) bool {
 	return true
 }
 
-// appendQuoted appends a text as xtables_save_string of libxtables does: in quotes if it has
-// characters other than letters, digits, _ and -. Comments and prefixes of logs are printed
-// so.
+// appendQuoted appends a text, such as a comment or a log's prefix, as xtables_save_string
+// of libxtables does. It quotes a text with characters other than letters, digits, _ and -.
 func appendQuoted(out, text []byte) []byte {
 	bare := len(text) > 0
 	for _, c := range text {

@@ -9,8 +9,8 @@ import (
 // Table returns the key of the family's table of that name.
 func (f Family) Table(name string) TableID { return TableID{f, name} }
 
-// With returns m with one value replaced; it does not change m. Snapshots and generations,
-// which other goroutines may read, are changed so.
+// With returns m with one value replaced; it does not change m, because other goroutines may
+// read it.
 func With[M ~map[TableID]V, V any](m M, id TableID, v V) M {
 	next := maps.Clone(m)
 	if next == nil {

@@ -15,8 +15,8 @@ type Objects struct {
 	origin map[any]string // by pointer to the object: file and line
 }
 
-// Add appends the objects of o, with their places. A source joins the objects of several
-// files so.
+// Add appends the objects of o, with their places. A source joins so the objects of several
+// files.
 func (all *Objects) Add(o Objects) {
 	all.Services = append(all.Services, o.Services...)
 	all.Slices = append(all.Slices, o.Slices...)

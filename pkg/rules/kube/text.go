@@ -24,8 +24,7 @@ type text struct {
 
 const piece = 64 << 10
 
-// join returns the parts as one string in shared memory: a string of its own for each rule
-// would need more.
+// join returns the parts as one string, in a large piece of memory that many rules share.
 func (t *text) join(parts ...string) string {
 	length := 0
 	for _, p := range parts {
