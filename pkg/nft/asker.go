@@ -53,6 +53,8 @@ type mmsghdr struct {
 	length uint32
 }
 
+// OpenAsker opens a socket and room for the answers. Each reader of nf_tables opens one, for
+// its probes.
 func OpenAsker() (*Asker, error) {
 	a := &Asker{buffer: make([]byte, mostQuestions*answerSize)}
 	for i := range a.in {
@@ -69,6 +71,7 @@ func (a *Asker) open() (err error) {
 	return Wrap("opening a netlink socket", err)
 }
 
+// Close closes the socket, unless opening it again had failed.
 func (a *Asker) Close() error {
 	if a.fd < 0 {
 		return nil
@@ -76,8 +79,9 @@ func (a *Asker) Close() error {
 	return unix.Close(a.fd)
 }
 
-// Ask sends all questions and checks every answer. The error is the first
-// check's, or the kernel's errno for a question that it refuses.
+// Ask sends all questions, at most mostQuestions, and checks every answer, for a probe of
+// the marks. The error is the first check's, or the kernel's errno for a question that it
+// refuses. If an answer is missing or damaged, Ask opens another socket.
 func (a *Asker) Ask(family tableid.Family, all []Question) error {
 	if len(all) > mostQuestions {
 		return errTooMany
@@ -108,7 +112,8 @@ func (a *Asker) Ask(family tableid.Family, all []Question) error {
 	return result
 }
 
-// write appends one request.
+// write appends one request, with that sequence number, to a.out. Ask sends all of them as
+// one datagram.
 func (a *Asker) write(family tableid.Family, q Question, sequence uint32) {
 	out := binary.NativeEndian.AppendUint32(a.out, uint32(unix.SizeofNlMsghdr+nfgenmsgLen+len(q.Attrs)))
 	out = binary.NativeEndian.AppendUint16(out, uint16(nftType(q.Ask)))
@@ -119,8 +124,9 @@ func (a *Asker) write(family tableid.Family, q Question, sequence uint32) {
 	a.out = append(out, q.Attrs...) // their length is a multiple of 4
 }
 
-// receive receives and checks all answers. They are in the socket already: the
-// kernel answers within the sender's system call.
+// receive receives and checks all answers for Ask; first is the first question's number.
+// They are in the socket already: the kernel answers within the sender's system call. result
+// is the first refusal; err means that answers are missing or damaged.
 func (a *Asker) receive(first uint32, all []Question) (result, err error) {
 	for done := 0; done < len(all); {
 		n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, uintptr(a.fd), uintptr(unsafe.Pointer(&a.in[0])), uintptr(len(all)-done), 0, 0, 0)
@@ -149,8 +155,8 @@ func (a *Asker) receive(first uint32, all []Question) (result, err error) {
 	return result, nil
 }
 
-// takeAnswer takes one datagram, the answer to q. An err says that the kernel's
-// message breaks the protocol.
+// takeAnswer takes one datagram, the answer to q, for receive. result is the check's error
+// or the kernel's errno. An err says that the kernel's message breaks the protocol.
 func takeAnswer(b []byte, sequence uint32, q Question) (result, err error) {
 	if len(b) < unix.SizeofNlMsghdr {
 		return nil, errShort
@@ -173,7 +179,9 @@ func takeAnswer(b []byte, sequence uint32, q Question) (result, err error) {
 	return unix.Errno(-int32(binary.NativeEndian.Uint32(data))), nil
 }
 
-// AskGenid returns the question for the ruleset's counter.
+// AskGenid returns the question for the ruleset's counter, which Ask writes into to. A probe
+// puts it before and behind its questions: equal counters prove that no commit happened
+// between them.
 func AskGenid(to *uint32) Question {
 	return Question{Ask: unix.NFT_MSG_GETGEN, Want: unix.NFT_MSG_NEWGEN, Check: func(data []byte) error {
 		commit, err := parseCommit(data)

@@ -17,8 +17,8 @@ type StringAttr struct {
 	Value string
 }
 
-// Strings writes attributes that are NUL-terminated strings. Unlike the library's
-// encoder it cannot fail, and probes call it all the time.
+// Strings writes attributes that are NUL-terminated strings, for requests. Unlike the
+// library's encoder it cannot fail, and probes call it all the time.
 func Strings(attrs ...StringAttr) []byte {
 	var out []byte
 	for _, a := range attrs {
@@ -27,8 +27,8 @@ func Strings(attrs ...StringAttr) []byte {
 	return out
 }
 
-// AppendAttr appends an attribute, with as many zeros after its value, and its
-// padding.
+// AppendAttr appends an attribute with its padding. zeros is the number of NULs behind the
+// value: 1 for a string of netlink, else 0.
 func AppendAttr[T string | []byte](out []byte, kind uint16, value T, zeros int) []byte {
 	out = binary.NativeEndian.AppendUint16(out, uint16(4+len(value)+zeros))
 	out = binary.NativeEndian.AppendUint16(out, kind)
@@ -41,8 +41,9 @@ var ErrAttribute = errors.New("a netlink attribute is longer than its container,
 // nlaTypeMask clears NLA_F_NESTED and NLA_F_NET_BYTEORDER in an attribute's type.
 const nlaTypeMask = 0x3fff
 
-// NextAttr splits the first attribute from list. The library's decoder would
-// allocate for each of the half million attributes of 46,578 rules.
+// NextAttr splits the first attribute, with its padding, from list. The error means that
+// list is empty or damaged. The library's decoder would allocate for each of the half
+// million attributes of 46,578 rules.
 func NextAttr(list []byte) (kind uint16, data, rest []byte, err error) {
 	if len(list) < unix.SizeofNlAttr {
 		return 0, nil, nil, ErrAttribute
@@ -57,8 +58,9 @@ func NextAttr(list []byte) (kind uint16, data, rest []byte, err error) {
 	return kind, list[unix.SizeofNlAttr:size], list[padded:], nil
 }
 
-// EachAttr calls f for each attribute of list, until f returns an error. An
-// iterator would allocate memory for each list.
+// EachAttr calls f for each attribute of list, until f returns an error. It returns that
+// error, or ErrAttribute for a damaged list. An iterator would allocate memory for each
+// list.
 func EachAttr(list []byte, f func(kind uint16, value []byte) error) error {
 	for len(list) > 0 {
 		kind, value, rest, err := NextAttr(list)
@@ -73,7 +75,8 @@ func EachAttr(list []byte, f func(kind uint16, value []byte) error) error {
 	return nil
 }
 
-// eachAttrOf calls f for each attribute of a message, after its struct nfgenmsg.
+// eachAttrOf calls f for each attribute of a message, after its struct nfgenmsg. The parsers
+// of messages use it; the error is f's, or says that the message is damaged.
 func eachAttrOf(message []byte, f func(kind uint16, value []byte) error) error {
 	if len(message) < nfgenmsgLen {
 		return errShort
@@ -81,8 +84,8 @@ func eachAttrOf(message []byte, f func(kind uint16, value []byte) error) error {
 	return EachAttr(message[nfgenmsgLen:], f)
 }
 
-// AttrOf returns the value of the list's first attribute of that kind, nil if
-// there is none.
+// AttrOf returns the value of the list's first attribute of that kind, nil if there is none.
+// The error means that the list is damaged.
 func AttrOf(list []byte, wanted uint16) ([]byte, error) {
 	for len(list) > 0 {
 		kind, value, rest, err := NextAttr(list)
@@ -114,7 +117,8 @@ func AttrPath(list []byte, kinds ...uint16) []byte {
 // noNumber is a value that no attribute read by AttrNumber has.
 const noNumber = ^uint32(0)
 
-// AttrNumber returns an attribute's number of 32 bits; noNumber if there is none.
+// AttrNumber returns an attribute's number of 32 bits; noNumber if there is none, which no
+// attribute read by it has.
 func AttrNumber(list []byte, kind uint16) uint32 {
 	n, err := AttrUint32(AttrPath(list, kind))
 	if err != nil {
@@ -123,7 +127,8 @@ func AttrNumber(list []byte, kind uint16) uint32 {
 	return n
 }
 
-// AttrUint32 reads a number of 32 bits.
+// AttrUint32 reads a number of 32 bits, in network byte order. Another length is
+// ErrAttribute.
 func AttrUint32(value []byte) (uint32, error) {
 	if len(value) != 4 {
 		return 0, ErrAttribute
@@ -131,7 +136,8 @@ func AttrUint32(value []byte) (uint32, error) {
 	return binary.BigEndian.Uint32(value), nil
 }
 
-// AttrUint64 reads a number of 64 bits.
+// AttrUint64 reads a number of 64 bits, in network byte order. Another length is
+// ErrAttribute.
 func AttrUint64(value []byte) (uint64, error) {
 	if len(value) != 8 {
 		return 0, ErrAttribute

@@ -52,7 +52,8 @@ type BatchMark struct {
 // NoGuard is no genid: the counter skips it (nf_tables_commit).
 const NoGuard = 0
 
-// NewBatch begins a batch without a guard.
+// NewBatch begins a batch for a transaction of canaryd's. It has no guard: the kernel takes
+// it at any genid, unless Guard sets one.
 func NewBatch() *Batch {
 	b := &Batch{chunks: [][]byte{nil}}
 	b.edge(unix.NFNL_MSG_BATCH_BEGIN)
@@ -86,6 +87,8 @@ func (b *Batch) Begin(message uint16, flags netlink.HeaderFlags, family tableid.
 	b.header(nftType(message), netlink.Request|flags, []byte{uint8(family), unix.NFNETLINK_V0, 0, 0})
 }
 
+// header begins a message with number b.count; Begin and edge call it. gen is the struct
+// nfgenmsg behind the netlink header. A full chunk is followed by a new one.
 func (b *Batch) header(kind netlink.HeaderType, flags netlink.HeaderFlags, gen []byte) {
 	last := len(b.chunks) - 1
 	// The largest attribute is 64 KiB, and no rule has two of that size.
@@ -104,7 +107,7 @@ func (b *Batch) header(kind netlink.HeaderType, flags netlink.HeaderFlags, gen [
 	b.chunks[last] = append(out, gen...)
 }
 
-// End ends the message that Begin began.
+// End ends the message that Begin began, and sets its length.
 func (b *Batch) End() {
 	out := b.chunks[len(b.chunks)-1]
 	binary.NativeEndian.PutUint32(out[b.start:], uint32(len(out)-b.start))
@@ -129,7 +132,8 @@ func (b *Batch) Number64(kind uint16, value uint64) {
 	b.Blob(kind, binary.BigEndian.AppendUint64(nil, value))
 }
 
-// Pair writes an attribute that nests two numbers, of kind 1 and 2.
+// Pair writes an attribute that nests two numbers, of kind 1 and 2, such as the hook and the
+// priority of a base chain.
 func (b *Batch) Pair(kind uint16, one, two uint32) {
 	nested := AppendAttr(nil, 1, binary.BigEndian.AppendUint32(nil, one), 0)
 	nested = AppendAttr(nested, 2, binary.BigEndian.AppendUint32(nil, two), 0)
@@ -143,7 +147,8 @@ func (b *Batch) Mark() BatchMark {
 	return BatchMark{len(b.chunks), len(b.chunks[len(b.chunks)-1]), b.bytes, b.count}
 }
 
-// Cut removes everything that was written since the mark.
+// Cut removes everything that was written since the mark. Callers do so if they could not
+// write a table to its end.
 func (b *Batch) Cut(m BatchMark) {
 	clear(b.chunks[m.chunks:])
 	b.chunks = b.chunks[:m.chunks]
@@ -157,15 +162,17 @@ func (b *Batch) Part(ahead uint32) *Batch {
 	return &Batch{chunks: [][]byte{make([]byte, 0, batchChunk)}, count: b.count + ahead}
 }
 
-// Join adds the messages of another batch, whose numbers follow this batch's.
+// Join adds the messages of another batch, a Part, whose numbers follow this batch's. So
+// several goroutines may encode one large transaction.
 func (b *Batch) Join(next *Batch) {
 	b.chunks = append(b.chunks, next.chunks...)
 	b.bytes += next.bytes
 	b.count = next.count
 }
 
-// Led returns a batch that begins with the messages of a Part. b does not change,
-// but shares memory with the result: send only one of them at a time.
+// Led returns a batch that begins with the messages of a Part: a rider, which is written in
+// the same transaction. b does not change, but shares memory with the result: send only one
+// of them at a time.
 func (b *Batch) Led(part *Batch) *Batch {
 	first := b.chunks[0]
 	begin := binary.NativeEndian.Uint32(first)
@@ -246,9 +253,9 @@ func (b *Batch) SendOver(fd int) error {
 	return err
 }
 
-// makeRoom raises the socket's send buffer to the size of the batch, because
-// netlink refuses a larger datagram (netlink_sendmsg). The kernel doubles the
-// value that it is given.
+// makeRoom raises the socket's send buffer to the size of the batch, because netlink refuses
+// a larger datagram (netlink_sendmsg). SendFrom calls it; its error means that nothing was
+// sent. The kernel doubles the value that it is given.
 func (b *Batch) makeRoom(fd int) error {
 	if b.bytes > maxBatch {
 		return ErrTooBig
@@ -264,8 +271,8 @@ func (b *Batch) makeRoom(fd int) error {
 	return nil
 }
 
-// complaint returns the kernel's first complaint about the batch, nil if it
-// has none.
+// complaint returns the kernel's complaint about the batch that SendFrom sent: ErrStale, a
+// *RefusedError or another error. nil means that the batch was committed.
 func (b *Batch) complaint(fd int) error {
 	about, errno, err := FirstComplaint(fd)
 	switch {
@@ -290,8 +297,9 @@ func (b *Batch) complaint(fd int) error {
 	}
 }
 
-// FirstComplaint returns the first error in the socket's queue, and the number of
-// the refused message; errno is 0 if there is none.
+// FirstComplaint returns the first error in the socket's queue, and the number of the
+// refused message; errno is 0 if there is none. err means that the queue could not be read.
+// complaint and Keeper.send call it.
 func FirstComplaint(fd int) (about uint32, errno syscall.Errno, err error) {
 	buf := make([]byte, 8<<10) // header, errno and, from old kernels, a copy
 	var lost error
@@ -322,8 +330,8 @@ func FirstComplaint(fd int) (about uint32, errno syscall.Errno, err error) {
 	}
 }
 
-// ForgetComplaints empties a socket's queue, which may hold many complaints about
-// a refused batch.
+// ForgetComplaints empties a socket's queue, which may hold many complaints about a refused
+// batch. Keeper and Standby, which keep a socket, call it before they send the next batch.
 func ForgetComplaints(fd int) {
 	var buf [1]byte
 	for {
@@ -334,8 +342,9 @@ func ForgetComplaints(fd int) {
 	}
 }
 
-// parseComplaint reads NLMSG_ERROR (struct nlmsgerr after the header). It returns
-// the message's sequence number and the error, 0 for an acknowledgement.
+// parseComplaint reads NLMSG_ERROR (struct nlmsgerr after the header). It returns the
+// refused message's sequence number and the error, 0 for an acknowledgement. err means that
+// the message is unreadable. FirstComplaint calls it.
 func parseComplaint(data []byte) (about uint32, errno syscall.Errno, err error) {
 	if len(data) < unix.SizeofNlMsghdr+4 {
 		return 0, 0, errShort
@@ -350,7 +359,7 @@ func parseComplaint(data []byte) (about uint32, errno syscall.Errno, err error) 
 	return binary.NativeEndian.Uint32(data[8:]), syscall.Errno(-code), nil
 }
 
-// describe names the message with this sequence number, for people.
+// describe names the message with this sequence number, for people (RefusedError.What).
 func (b *Batch) describe(about uint32) string {
 	if message := b.Message(int(about)); message != nil {
 		return describeMessage(binary.NativeEndian.Uint16(message[4:]), message[unix.SizeofNlMsghdr:])
@@ -358,8 +367,8 @@ func (b *Batch) describe(about uint32) string {
 	return "a transaction"
 }
 
-// Message returns the message with this number, including its header; nil if
-// there is none.
+// Message returns the message with this number, including its header; nil if there is none.
+// It shows which message a RefusedError means.
 func (b *Batch) Message(number int) []byte {
 	for _, chunk := range b.chunks {
 		for len(chunk) >= unix.SizeofNlMsghdr {
@@ -373,6 +382,8 @@ func (b *Batch) Message(number int) []byte {
 	return nil
 }
 
+// describeMessage names the object of a message for people, such as a rule of a chain. kind
+// is its netlink type, data the rest from struct nfgenmsg on.
 func describeMessage(kind uint16, data []byte) string {
 	family := tableid.Family(data[0])
 	switch netlink.HeaderType(kind) {

@@ -16,7 +16,7 @@ type Chain struct {
 	Use      uint32 // rules in the chain, and jumps to it
 }
 
-// ParseChain reads NFT_MSG_NEWCHAIN.
+// ParseChain reads NFT_MSG_NEWCHAIN, from a dump, an answer or a notification.
 func ParseChain(data []byte) (c Chain, err error) {
 	err = eachAttrOf(data, func(kind uint16, value []byte) (err error) {
 		switch kind {
@@ -40,6 +40,8 @@ func ParseChain(data []byte) (c Chain, err error) {
 	return c, err
 }
 
+// parseHook reads NFTA_CHAIN_HOOK, the hook and the priority of a base chain, for
+// ParseChain.
 func (c *Chain) parseHook(list []byte) error {
 	c.Base = true
 	return EachAttr(list, func(kind uint16, value []byte) (err error) {

@@ -22,7 +22,8 @@ type Compat struct {
 	loaded   bool // the previous expression loaded the protocol
 }
 
-// Take adds the rule's next expression.
+// Take adds the rule's next expression. Writers of a rule call it for each before they write
+// the attribute.
 func (c *Compat) Take(e Expression, family tableid.Family) {
 	wasLoaded := c.loaded
 	c.loaded = false
@@ -40,7 +41,8 @@ func (c *Compat) Take(e Expression, family tableid.Family) {
 	}
 }
 
-// Compat writes the attribute, if the rule wants one.
+// Compat writes the attribute NFTA_RULE_COMPAT into a new rule's message, if the rule has a
+// match or target of x_tables. Without it the kernel would refuse such a rule.
 func (b *Batch) Compat(c Compat) {
 	if !c.Wanted {
 		return
@@ -59,8 +61,8 @@ func loadsProtocol(data []byte) bool {
 		AttrNumber(data, unix.NFTA_PAYLOAD_OFFSET) == 9 && AttrNumber(data, unix.NFTA_PAYLOAD_LEN) == 1
 }
 
-// compared returns the byte in a cmp expression, and whether the expression
-// matches only other bytes.
+// compared returns the byte in a cmp expression, and whether the expression matches only
+// other bytes. It is 0 for a comparison of several bytes. Take calls it.
 func compared(data []byte) (value uint8, inverted bool) {
 	b := AttrPath(data, unix.NFTA_CMP_DATA, unix.NFTA_DATA_VALUE)
 	if len(b) != 1 {

@@ -53,8 +53,8 @@ func DialIfAny() (conn *Conn, genid uint32, err error) {
 	return nil, 0, err
 }
 
-// whole replaces a torn connection, so that no answer to an earlier request can
-// arrive.
+// whole replaces a torn connection, so that no answer to an earlier request can arrive. send
+// calls it before each request, with c.mu held.
 func (c *Conn) whole() error {
 	if !c.torn {
 		return nil
@@ -88,7 +88,8 @@ func (c *Conn) Genid() (uint32, error) {
 	return id, Wrap("asking for the ruleset's counter", err)
 }
 
-// HasChain reports whether a chain exists; a chain of a missing table does not.
+// HasChain reports whether a chain exists; a chain of a missing table does not. canaryd
+// looks so for its own canary and for owners' chains.
 func (c *Conn) HasChain(family tableid.Family, table, chain string) (bool, error) {
 	return c.exists(unix.NFT_MSG_GETCHAIN, family,
 		StringAttr{unix.NFTA_CHAIN_TABLE, table},
@@ -105,8 +106,8 @@ func (c *Conn) exists(message uint16, family tableid.Family, attrs ...StringAttr
 	return found, Wrap(fmt.Sprintf("asking for %q", attrs[len(attrs)-1].Value), err)
 }
 
-// one requests one object and calls f with the answer's data; false if the object
-// does not exist.
+// one requests one object and calls f with the answer's data, for Chain, Table, Object and
+// exists. It is false if the object does not exist.
 func (c *Conn) one(message uint16, family tableid.Family, attrs []StringAttr, f func(data []byte) error) (bool, error) {
 	err := c.each(message, family, Strings(attrs...), func(m netlink.Message) error { return f(m.Data) })
 	if errors.Is(err, unix.ENOENT) {
@@ -151,8 +152,8 @@ func (c *Conn) send(message uint16, flags netlink.HeaderFlags, family tableid.Fa
 	})
 }
 
-// refusal reports whether the error is the kernel's answer, rather than a missing
-// answer. The library wraps errors of system calls.
+// refusal reports whether the error is the kernel's answer, rather than a missing answer,
+// which makes the connection torn. The library wraps errors of system calls.
 func refusal(err error) bool {
 	var op *netlink.OpError
 	if !errors.As(err, &op) {

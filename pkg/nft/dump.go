@@ -72,8 +72,8 @@ func (c *Conn) EachRuleIn(family tableid.Family, table string, f func(RuleMessag
 	return err
 }
 
-// EachChain calls f for every chain of the family's tables. The error is ErrInterrupted if f may
-// have got a mixture of two states.
+// EachChain calls f for every chain of the family's tables. The mirror lists chains so. The
+// error is ErrInterrupted if f may have got a mixture of two states.
 func (c *Conn) EachChain(family tableid.Family, f func(Chain) error) error {
 	err := c.dumpChains(family, nil, func(data []byte) error {
 		chain, err := ParseChain(data)
@@ -85,7 +85,8 @@ func (c *Conn) EachChain(family tableid.Family, f func(Chain) error) error {
 	return Wrap("listing the chains", err)
 }
 
-// Chain reads one chain; false if it does not exist.
+// Chain reads one chain; ok is false if it does not exist. The mirror reads a changed chain
+// so, and the standby looks so whether a chain is gone.
 func (c *Conn) Chain(family tableid.Family, table, name string) (chain Chain, ok bool, err error) {
 	attrs := []StringAttr{{unix.NFTA_CHAIN_TABLE, table}, {unix.NFTA_CHAIN_NAME, name}}
 	ok, err = c.one(unix.NFT_MSG_GETCHAIN, family, attrs, func(data []byte) (err error) {
@@ -107,7 +108,8 @@ func (c *Conn) dump(ask, want uint16, family tableid.Family, attrs []byte, f fun
 	return c.dumpPieces(ask, want, family, attrs, func() {}, f)
 }
 
-// dumpPieces is dump, but calls piece before each datagram.
+// dumpPieces is dump, but calls piece before each datagram, for EachRuleOf. ask is the
+// request's type, and want the type of the answers that f gets. It locks c.mu.
 func (c *Conn) dumpPieces(ask, want uint16, family tableid.Family, attrs []byte, piece func(), f func(data []byte) error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -130,9 +132,9 @@ func (c *Conn) dumpPieces(ask, want uint16, family tableid.Family, attrs []byte,
 	return d.result()
 }
 
-// receive receives one datagram from the kernel into buffer. With wait it waits
-// until the connection's deadline; without wait it returns nil if there is no
-// datagram.
+// receive receives one datagram from the kernel into buffer, for dumps and Events. With wait
+// it waits until the connection's deadline; without wait it returns nil if there is no
+// datagram. It ignores datagrams of other programs.
 func receive(conn *netlink.Conn, buffer []byte, wait bool) ([]byte, error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -188,8 +190,8 @@ func (d *dumper) datagram(b []byte) error {
 	})
 }
 
-// eachMessage calls f for every message of a datagram. A message has at least a
-// struct nlmsghdr.
+// eachMessage calls f for every message of a datagram, for dumps and Events. A message has
+// at least a struct nlmsghdr. The error is f's, or says that the datagram is damaged.
 func eachMessage(datagram []byte, f func(message []byte) error) error {
 	for len(datagram) > 0 {
 		if len(datagram) < unix.SizeofNlMsghdr {
@@ -208,6 +210,8 @@ func eachMessage(datagram []byte, f func(message []byte) error) error {
 	return nil
 }
 
+// message takes one message of the dump: an answer, which f gets, or the end with the
+// kernel's refusal. Its error says that the kernel broke the protocol.
 func (d *dumper) message(m []byte) error {
 	kind, flags, data := binary.NativeEndian.Uint16(m[4:]), binary.NativeEndian.Uint16(m[6:]), m[unix.SizeofNlMsghdr:]
 	if flags&unix.NLM_F_DUMP_INTR != 0 {

@@ -58,8 +58,8 @@ func (c *Conn) dumpChains(family tableid.Family, attrs []byte, f func(data []byt
 	return ErrInterrupted
 }
 
-// chainIdentity returns the table and the handle of a chain, which identify it
-// within the family.
+// chainIdentity returns the table and the handle of a chain, which identify it within the
+// family. dumpChains recognizes repeated chains by them.
 func chainIdentity(data []byte) (table []byte, handle uint64, err error) {
 	err = eachAttrOf(data, func(kind uint16, value []byte) (err error) {
 		switch kind {
@@ -77,8 +77,8 @@ func chainIdentity(data []byte) (table []byte, handle uint64, err error) {
 // handle.
 type seenChains map[string]map[uint64]int
 
-// note notes a chain, and returns the earlier pass that last showed it; 0 if none
-// did.
+// note notes that a pass of dumpChains showed a chain. It returns the pass that showed it
+// last before; 0 if none did.
 func (s seenChains) note(table []byte, handle uint64, pass int) (before int) {
 	of := s[string(table)]
 	if of == nil {

@@ -34,8 +34,8 @@ var errTruncated = errors.New("a netlink datagram is larger than the kernel make
 // namespace.
 var ErrTooBig = errors.New("the transaction is larger than a netlink socket of ours may send")
 
-// Wrap adds the failed action to err, and marks errors that mean missing
-// privileges or a kernel without nf_tables.
+// Wrap adds the failed action to err, and marks errors that mean missing privileges
+// (ErrPermission) or a kernel without nf_tables (ErrNone). nil stays nil.
 func Wrap(doing string, err error) error {
 	switch {
 	case err == nil:

@@ -44,9 +44,9 @@ type Events struct {
 	heard uint32
 }
 
-// OpenEvents begins to receive. It joins the group before it calls genid for its
-// starting point. own reports whether a commit's netlink address and process are
-// the user's. OpenEvents needs CAP_NET_ADMIN.
+// OpenEvents begins to receive, for a mirror or for native tables. It joins the group before
+// it calls genid for its starting point (UpTo). own reports whether a commit's netlink
+// address and process are the user's. OpenEvents needs CAP_NET_ADMIN.
 func OpenEvents(genid func() (uint32, error), own func(port, pid uint32) bool) (*Events, error) {
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
@@ -80,6 +80,8 @@ func (e *Events) Drain(f func(Event)) error {
 	return e.drain(func(datagram []byte) error { return e.take(datagram, f) })
 }
 
+// drain calls take for each datagram that arrived until now, and does not wait. Its errors
+// are take's, or a failed reception such as an overflow.
 func (e *Events) drain(take func(datagram []byte) error) error {
 	for {
 		datagram, err := receive(e.conn, e.buffer, false)
@@ -122,7 +124,8 @@ func (e *Events) DrainAll(f func(Notification) error) error {
 	})
 }
 
-// each calls f for every message of nf_tables in a datagram.
+// each calls f for every message of nf_tables in a datagram. A NEWGEN gets its Commit, and
+// moves e.heard. take and DrainAll call it.
 func (e *Events) each(datagram []byte, f func(Notification) error) error {
 	return eachMessage(datagram, func(m []byte) error {
 		kind, data := binary.NativeEndian.Uint16(m[4:]), m[unix.SizeofNlMsghdr:]
@@ -148,8 +151,8 @@ func (e *Events) each(datagram []byte, f func(Notification) error) error {
 	})
 }
 
-// Wait calls f for everything that arrives until the end of commit genid; false
-// if that end does not arrive before the deadline.
+// Wait calls f for everything that arrives until the end of commit genid; false if that end
+// does not arrive before the deadline. Mirror.Listen then reads the tables.
 func (e *Events) Wait(genid uint32, deadline time.Time, f func(Event)) (bool, error) {
 	if err := e.Drain(f); err != nil {
 		return false, err
@@ -175,6 +178,8 @@ func (e *Events) Wait(genid uint32, deadline time.Time, f func(Event)) (bool, er
 // has reports whether everything up to genid was received. The counter wraps.
 func (e *Events) has(genid uint32) bool { return !Newer(genid, e.heard) }
 
+// take calls f with the events of a datagram that concern tables, chains, rules or the end
+// of a commit. Drain and Wait call it.
 func (e *Events) take(datagram []byte, f func(Event)) error {
 	return e.each(datagram, func(n Notification) error {
 		event, err := n.event()
@@ -185,7 +190,7 @@ func (e *Events) take(datagram []byte, f func(Event)) error {
 	})
 }
 
-// event parses the notification into an Event. The family is 0 for a NEWGEN, and
+// event parses the notification into an Event, for take. The family is 0 for a NEWGEN, and
 // for sets, objects and flow tables, which an Event does not describe.
 func (n Notification) event() (e Event, err error) {
 	e = Event{Kind: n.Kind, Family: n.Family, Append: n.Append, By: n.By}
@@ -216,7 +221,7 @@ func (n Notification) event() (e Event, err error) {
 	return e, err
 }
 
-// nameOf returns a required attribute that is a string.
+// nameOf returns a required attribute that is a string; without it event returns the error.
 func nameOf(attrs []byte, kind uint16) ([]byte, error) {
 	value, err := AttrOf(attrs, kind)
 	if err == nil && value == nil {

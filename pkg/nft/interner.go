@@ -28,7 +28,8 @@ const (
 
 var errTooLong = errors.New("a rule is too long to be kept")
 
-// Number returns the string's number.
+// Number returns the string's number; it copies and numbers a string that it does not have
+// yet. The error means that the string is too long.
 func (n *Interner) Number(text []byte) (uint32, error) {
 	hash := maphash.Bytes(n.seed, text)
 	if found := n.index.Find(hash, func(i uint32) bool { return string(n.Text(i)) == string(text) }); found != 0 {
@@ -65,8 +66,8 @@ type Index struct {
 	used  int
 }
 
-// Find returns the number that has the hash and that same accepts, 0 if there is
-// none.
+// Find returns the number that has the hash and that same accepts, 0 if there is none. same
+// compares the numbered thing itself, because hashes may collide.
 func (x *Index) Find(hash uint64, same func(uint32) bool) uint32 {
 	if len(x.slots) == 0 {
 		return 0
@@ -80,8 +81,8 @@ func (x *Index) Find(hash uint64, same func(uint32) bool) uint32 {
 	return 0
 }
 
-// Add adds a number. hashOf must have the hash of every number in the index, and
-// of this one.
+// Add adds a number, which the index must not have. hashOf returns the hash of any number in
+// the index, and of this one: the index may have to grow.
 func (x *Index) Add(number uint32, hashOf func(uint32) uint64) {
 	if 4*x.used >= 3*len(x.slots) {
 		old := x.slots
@@ -96,6 +97,8 @@ func (x *Index) Add(number uint32, hashOf func(uint32) uint64) {
 	x.put(number, hashOf(number))
 }
 
+// put puts a number into the first free slot from its hash on. Add keeps a quarter of the
+// slots free.
 func (x *Index) put(number uint32, hash uint64) {
 	mask := uint64(len(x.slots) - 1)
 	i := hash & mask

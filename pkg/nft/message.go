@@ -25,7 +25,8 @@ func nftType(message uint16) netlink.HeaderType {
 	return netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | message)
 }
 
-// parseCommit reads NFT_MSG_NEWGEN, as an event or as GETGEN's answer.
+// parseCommit reads NFT_MSG_NEWGEN, as an event or as GETGEN's answer. Own is for the caller
+// to set.
 func parseCommit(data []byte) (c Commit, err error) {
 	found := false
 	err = eachAttrOf(data, func(kind uint16, value []byte) (err error) {
@@ -50,7 +51,8 @@ func parseCommit(data []byte) (c Commit, err error) {
 // most 2^31 commits apart.
 func Newer(a, b uint32) bool { return int32(a-b) > 0 }
 
-// Following returns the genid after one commit: the counter leaves out NoGuard.
+// Following returns the genid after one commit: the counter leaves out NoGuard. If the genid
+// is Following(before) after canaryd's own commit, no other process committed meanwhile.
 func Following(genid uint32) uint32 {
 	if genid++; genid == NoGuard {
 		genid++

@@ -43,8 +43,8 @@ type MirrorConfig struct {
 	Heard func(Event)
 }
 
-// NewMirror returns a Mirror without tables, for use with Add. It reads over
-// conn.
+// NewMirror returns a Mirror without tables, for use with Add. It reads over conn.
+// pkg/iptables makes one for each Kernel of the nft backend.
 func NewMirror(conn *Conn, cfg MirrorConfig) *Mirror {
 	if cfg.Begun == nil {
 		cfg.Begun = func(uint32) {}
@@ -55,7 +55,8 @@ func NewMirror(conn *Conn, cfg MirrorConfig) *Mirror {
 	return &Mirror{conn: conn, cfg: cfg, turn: make(chan struct{}, 1)}
 }
 
-// Add lets the mirror hold these tables, too. It must precede the first read.
+// Add lets the mirror hold the tables of one more family. It must precede the first read. In
+// cfg, a nil Budget means no limit.
 func (m *Mirror) Add(cfg FamilyConfig) *FamilyMirror {
 	if cfg.Budget == nil {
 		cfg.Budget = unlimited{}
@@ -68,7 +69,8 @@ func (m *Mirror) Add(cfg FamilyConfig) *FamilyMirror {
 	return f
 }
 
-// Close ends the mirror.
+// Close ends the reception of notifications. The connection stays open: it belongs to the
+// caller of NewMirror.
 func (m *Mirror) Close() error {
 	if m.events == nil {
 		return nil
@@ -76,7 +78,8 @@ func (m *Mirror) Close() error {
 	return m.events.Close()
 }
 
-// Turn waits for the turn, which lasts until done is called.
+// Turn waits for the turn, which lasts until done is called. Read and Listen need it. The
+// error is ctx's, which ended while another read had the turn.
 func (m *Mirror) Turn(ctx context.Context) (done func(), err error) {
 	select {
 	case m.turn <- struct{}{}:
@@ -86,7 +89,8 @@ func (m *Mirror) Turn(ctx context.Context) (done func(), err error) {
 	}
 }
 
-// Read brings one family up to date and returns the genid of its state.
+// Read brings one family up to date and returns the genid of its state. The caller has the
+// turn. While commits interrupt, Read begins again, until ctx ends.
 func (m *Mirror) Read(ctx context.Context, f *FamilyMirror) (genid uint32, err error) {
 	f.countAgain(time.Now())
 	for {
@@ -107,8 +111,8 @@ func (m *Mirror) Read(ctx context.Context, f *FamilyMirror) (genid uint32, err e
 	}
 }
 
-// refresh reads the changed chains of a family. The result may contain commits up
-// to the genid that refresh reads afterwards.
+// refresh reads the changed chains of a family, for Read. The result may contain commits up
+// to the genid that refresh reads afterwards (mirrorTable.upTo).
 func (m *Mirror) refresh(ctx context.Context, f *FamilyMirror) error {
 	if !f.stale && !f.Dirty() {
 		return f.refresh(ctx)
@@ -134,8 +138,9 @@ func (m *Mirror) refresh(ctx context.Context, f *FamilyMirror) error {
 // of 40,000 rules arrive up to a second after it became visible.
 const mirrorPatience = 100 * time.Millisecond
 
-// Listen applies the notifications that arrived, and reports whether they are
-// complete up to the present genid.
+// Listen applies the notifications that arrived. heard says that they are complete up to
+// genid, the present one. If false, the mirror may lag, and Read reads. An overflow is no
+// error: the next Listen subscribes again. The caller has the turn.
 func (m *Mirror) Listen() (genid uint32, heard bool, err error) {
 	if m.events == nil {
 		if m.events, err = OpenEvents(m.cfg.Genid, m.cfg.Own); err != nil {
@@ -187,7 +192,8 @@ func (m *Mirror) salvage(lost *Events) {
 	}
 }
 
-// take handles one notification.
+// take handles one notification for Listen. A NEWGEN ends a commit, which take has each
+// family apply. Any other notification it hands to the family that holds the table.
 func (m *Mirror) take(e Event) {
 	if e.Kind == unix.NFT_MSG_NEWGEN {
 		for _, f := range m.parts {
@@ -257,8 +263,8 @@ func (m *Mirror) Silently(written []Rewrite, others []*Subscription, write func(
 	return failed
 }
 
-// rewritten marks chains that the user wrote. The mirror also lists the chains,
-// because it does not know the handles of new ones.
+// rewritten marks chains that the user wrote while the mirror did not listen (Silently). The
+// mirror also lists the chains, because it does not know the handles of new ones.
 func (f *FamilyMirror) rewritten(written []Rewrite) {
 	for _, w := range written {
 		if w.Family == f.cfg.Family && f.cfg.Tables(w.Place.Table) {
@@ -268,7 +274,8 @@ func (f *FamilyMirror) rewritten(written []Rewrite) {
 	}
 }
 
-// held returns pointers to the rule numbers of all chains.
+// held returns pointers to the rule numbers of all chains. trim hands them to Purge, which
+// keeps these rules and renumbers them.
 func (f *FamilyMirror) held() []*[]RuleID {
 	var held []*[]RuleID
 	for _, t := range f.tables {

@@ -84,8 +84,8 @@ func (o *outOf) due(now time.Time) bool {
 	return now.Sub(o.counted) >= max(countEvery, countShare*o.took)
 }
 
-// trim leaves chains out until the others fit, and has chains read again that fit
-// by now.
+// trim leaves chains out until the others fit, and has chains read again that fit by now.
+// refresh, settle and keep call it. At its end it may purge the rules that no chain holds.
 func (f *FamilyMirror) trim() {
 	outs := 0
 	f.kept = 0
@@ -126,7 +126,8 @@ func (f *FamilyMirror) trim() {
 	}
 }
 
-// leaveOut drops a chain's rules.
+// leaveOut drops the rules of a chain that the budget did not choose, and has the view show
+// it as left out. trim calls it.
 func (f *FamilyMirror) leaveOut(p Place) {
 	c := f.Chain(p)
 	if c.out != nil {
@@ -140,8 +141,8 @@ func (f *FamilyMirror) leaveOut(p Place) {
 	f.cfg.View.Took(p, Content{LeftOut: true, weight: c.weight}, false)
 }
 
-// recount counts the rules of a chain that is left out, and reports whether it
-// stays out. A full read would waste memory.
+// recount counts the rules of a chain that is left out, and reports whether it stays out. If
+// not, reread reads it. It only counts, because a full read would waste memory.
 func (f *FamilyMirror) recount(t *mirrorTable, place Place) (stays bool, err error) {
 	c := t.chains[place.Chain]
 	if c == nil || c.out == nil {
@@ -163,8 +164,9 @@ func (f *FamilyMirror) recount(t *mirrorTable, place Place) (stays bool, err err
 	return true, nil
 }
 
-// wantsCount reports whether a chain that is left out is to be read, because of a notification of a
-// rule. It is to be read after it lost half, when it may fit, or from time to time.
+// wantsCount reports whether touched must have a chain read that is left out, because of a
+// rule's notification (kind). It must after the chain lost half, when it may fit, or from
+// time to time.
 func (f *FamilyMirror) wantsCount(c *MirrorChain, kind uint16) bool {
 	if c.out.touched = true; kind == unix.NFT_MSG_NEWRULE {
 		c.weight.Rules++
@@ -175,7 +177,8 @@ func (f *FamilyMirror) wantsCount(c *MirrorChain, kind uint16) bool {
 		c.out.due(time.Now())
 }
 
-// countAgain has chains read that are left out and changed a while ago.
+// countAgain marks for a read the chains that are left out, changed since, and were not
+// counted for a while. Mirror.Read calls it first.
 func (f *FamilyMirror) countAgain(now time.Time) {
 	if !f.left {
 		return

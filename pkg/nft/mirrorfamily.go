@@ -103,7 +103,8 @@ type MirrorChain struct {
 	out     *outOf // nil if its rules are kept
 }
 
-// Chain returns a chain, nil if it does not exist.
+// Chain returns a chain as of the last read; nil if it does not exist. The caller has the
+// turn.
 func (f *FamilyMirror) Chain(p Place) *MirrorChain {
 	if t := f.tables[p.Table]; t != nil {
 		return t.chains[p.Chain]
@@ -114,7 +115,8 @@ func (f *FamilyMirror) Chain(p Place) *MirrorChain {
 // Tables returns the names of the tables that exist.
 func (f *FamilyMirror) Tables() []string { return slices.Sorted(maps.Keys(f.tables)) }
 
-// Chains returns the names of a table's chains, in no order.
+// Chains returns the names of a table's chains, in no order; nil without the table. Views
+// list a table so. The caller has the turn.
 func (f *FamilyMirror) Chains(table string) []string {
 	t := f.tables[table]
 	if t == nil {
@@ -129,7 +131,8 @@ func (f *FamilyMirror) Dormant(table string) bool {
 	return t != nil && t.dormant
 }
 
-// ForgetAll makes the next read read everything.
+// ForgetAll makes the next read read everything. The mirror calls it when it begins to
+// receive notifications, because it has missed some, and when the genid cannot be read.
 func (f *FamilyMirror) ForgetAll() {
 	f.stale, f.dirty, f.changed, f.open, f.live = true, map[Place]bool{}, 0, commitChanges{}, nil
 	for table, t := range f.tables {
@@ -139,7 +142,8 @@ func (f *FamilyMirror) ForgetAll() {
 	}
 }
 
-// Reread makes the next read read a chain's rules.
+// Reread makes the next read read a chain's rules. It serves after the user's own commits,
+// after changes that do not fit, and for chains that may fit into the budget again.
 func (f *FamilyMirror) Reread(p Place) {
 	if _, ok := f.dirty[p]; !ok {
 		f.dirty[p] = false
@@ -152,7 +156,8 @@ func (f *FamilyMirror) RereadItself(p Place) { f.dirty[p] = true }
 // Purge lets the rulebook forget rules that no chain has.
 func (f *FamilyMirror) Purge(purge func(held []*[]RuleID)) { purge(f.held()) }
 
-// forget makes the next read read a whole table.
+// forget makes the next read read a whole table, after a commit that made or deleted it, or
+// after a chain was renamed.
 func (f *FamilyMirror) forget(table string) {
 	f.stale = true
 	if f.tables[table] != nil {
@@ -172,8 +177,8 @@ func (f *FamilyMirror) Dirty() bool { return len(f.dirty) > 0 }
 // lists reports whether the next refresh lists tables and chains.
 func (f *FamilyMirror) lists() bool { return f.stale || f.changed > listFrom }
 
-// refresh reads the changed chains, and lists tables and chains if needed. If a
-// commit interrupts, the rest waits for the next refresh.
+// refresh reads the changed chains, and lists tables and chains if needed; Mirror.refresh
+// calls it. If a commit interrupts, the rest stays dirty for the next refresh.
 func (f *FamilyMirror) refresh(ctx context.Context) error {
 	if f.lists() {
 		if err := f.list(); err != nil {
@@ -198,7 +203,9 @@ func (f *FamilyMirror) refresh(ctx context.Context) error {
 	return nil
 }
 
-// list reads the names of tables and chains, and marks new chains.
+// list reads the names of tables and chains, and marks new chains for a read; refresh calls
+// it. If a commit interrupts, it changes nothing and leaves f.stale set for the next
+// refresh.
 func (f *FamilyMirror) list() error {
 	fresh := map[string]*mirrorTable{}
 	in := func(table string) *mirrorTable {
@@ -253,8 +260,8 @@ func (f *FamilyMirror) list() error {
 	return nil
 }
 
-// see notes that a chain exists, and reports whether it is new or has changed. A
-// new chain has yet to be read.
+// see notes that a chain exists. It reports whether the chain is new or has another hook or
+// policy: then its caller calls the view's Reshaped. A new chain has yet to be read.
 func (t *mirrorTable) see(raw Chain) (reshaped bool) {
 	t.highest = max(t.highest, raw.Handle)
 	c := t.chains[raw.Name]
@@ -275,8 +282,8 @@ func (t *mirrorTable) see(raw Chain) (reshaped bool) {
 	return reshaped
 }
 
-// adopt takes the contents of unchanged chains from an earlier list of the table,
-// which may be nil. It marks the other chains for a read.
+// adopt takes the contents of unchanged chains from old, an earlier list of the table, or
+// nil. It marks the other chains for a read. list calls it for each table.
 func (f *FamilyMirror) adopt(table string, t, old *mirrorTable) {
 	if old == nil {
 		old = &mirrorTable{}

@@ -41,8 +41,8 @@ type commitChanges struct {
 	takes  bool // a rule, a chain or a table was deleted
 }
 
-// of returns the commit's changes of a chain. It copies the name only if the
-// previous notification was of another chain, because there are many
+// of returns the commit's changes of a chain, for FamilyMirror.take to add to. It copies the
+// name only if the previous notification was of another chain, because there are many
 // notifications.
 func (o *commitChanges) of(table string, chain []byte) *chainChanges {
 	if c := o.last; c != nil && c.place.Table == table && c.place.Chain == string(chain) {
@@ -61,7 +61,8 @@ func (o *commitChanges) of(table string, chain []byte) *chainChanges {
 	return c
 }
 
-// take keeps one notification until its commit ends.
+// take keeps one notification of table until its commit ends: end then applies it.
+// Mirror.take calls it with each notification of the tables that the mirror holds.
 func (f *FamilyMirror) take(e Event, table string) {
 	o := &f.open
 	switch e.Kind {
@@ -78,7 +79,9 @@ func (f *FamilyMirror) take(e Event, table string) {
 	}
 }
 
-// take adds a notification.
+// take adds a notification, for FamilyMirror.take. It sets c.odd if the message is
+// unreadable, or if its rule need not or may not be kept (followMost). Then end has the
+// chain read.
 func (c *chainChanges) take(e Event, f *FamilyMirror, o *commitChanges) {
 	h := change{kind: e.Kind, handle: e.Handle, append: e.Append}
 	c.odd = c.odd || f.reads(c.place)
@@ -107,7 +110,8 @@ func (c *chainChanges) take(e Event, f *FamilyMirror, o *commitChanges) {
 	c.list = append(c.list, h)
 }
 
-// parseGone reads the handle and the size of a deleted rule.
+// parseGone reads the handle and the size of a deleted rule, from the notification's data.
+// The size, in bytes, reduces the chain's weight.
 func parseGone(data []byte) (handle uint64, size int, err error) {
 	err = eachAttrOf(data, func(kind uint16, value []byte) (err error) {
 		switch kind {
@@ -121,16 +125,16 @@ func parseGone(data []byte) (handle uint64, size int, err error) {
 	return handle, size, err
 }
 
-// reads reports that a chain's new rules need not be kept, because the chain is
-// about to be read or is left out.
+// reads reports that a chain's new rules need not be kept, because the chain is about to be
+// read or is left out. chainChanges.take then notes only that it changed.
 func (f *FamilyMirror) reads(place Place) bool {
 	_, dirty := f.dirty[place]
 	chain := f.Chain(place)
 	return dirty || f.stale || f.tables[place.Table] == nil || chain != nil && chain.out != nil
 }
 
-// exact reports whether the mirror has a table as it was at genid. The caller has
-// received everything up to genid.
+// exact reports whether the mirror has a table as it was at genid. The caller has received
+// everything up to genid. taking shows only such tables.
 func (f *FamilyMirror) exact(table string, genid uint32) bool {
 	t := f.tables[table]
 	if f.stale || t == nil || Newer(t.upTo, genid) {
@@ -144,7 +148,9 @@ func (f *FamilyMirror) exact(table string, genid uint32) bool {
 	return true
 }
 
-// taking shows the view the exact tables before something is taken from them.
+// taking shows the view the exact tables as of genid at, before another process's commit
+// takes something from them. The view then knows which rules were lost. missed: miss calls
+// it, because notifications are lost.
 func (f *FamilyMirror) taking(at uint32, missed bool) {
 	exact := slices.DeleteFunc(f.Tables(), func(table string) bool { return !f.exact(table, at) })
 	if len(exact) > 0 {
@@ -153,7 +159,8 @@ func (f *FamilyMirror) taking(at uint32, missed bool) {
 	}
 }
 
-// end applies a commit that was received to its end. at is the genid before it.
+// end applies a commit that was received to its end. Mirror.take calls it at each NEWGEN. at
+// is the genid before the commit. A chain that cannot follow it is read by the next refresh.
 func (f *FamilyMirror) end(by Commit, at uint32) {
 	o := f.open
 	if f.open = (commitChanges{}); len(o.chains) == 0 && len(o.tables) == 0 {
@@ -181,8 +188,8 @@ func (f *FamilyMirror) end(by Commit, at uint32) {
 	}
 }
 
-// rereadWritten makes the next refresh read the chains that the user's own
-// commits wrote, because notifications do not prove a write.
+// rereadWritten makes the next refresh read the chains that the user's own commits wrote,
+// because notifications do not prove a write. Mirror.Read calls it.
 func (f *FamilyMirror) rereadWritten() {
 	for _, place := range f.wrote {
 		f.Reread(place)
@@ -196,7 +203,7 @@ func (f *FamilyMirror) miss(at uint32) {
 	f.taking(at, true)
 }
 
-// readAgain marks a chain that a commit touched for a read.
+// readAgain marks a chain for a read, after a commit that end could not apply to it.
 func (f *FamilyMirror) readAgain(c *chainChanges) {
 	for _, h := range c.list {
 		t := f.tables[c.place.Table]
@@ -210,7 +217,8 @@ func (f *FamilyMirror) readAgain(c *chainChanges) {
 	}
 }
 
-// touched notes a change that has to be read.
+// touched marks for a read the content that h may have changed: the chain's rules, the chain
+// itself, or the whole table after a rename. readAgain calls it for each notification.
 func (f *FamilyMirror) touched(t *mirrorTable, place Place, h change) {
 	switch h.kind {
 	case unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN:
@@ -230,8 +238,9 @@ func (f *FamilyMirror) touched(t *mirrorTable, place Place, h change) {
 	}
 }
 
-// renamed reports whether a notification can mean that a chain got another name.
-// A new chain always has a higher handle than all chains before it.
+// renamed reports whether a notification can mean that a chain got another name; touched
+// then has the whole table read. A new chain always has a higher handle than all chains
+// before it.
 func (t *mirrorTable) renamed(name string, h change) bool {
 	if c := t.chains[name]; c != nil && c.Handle == h.handle {
 		return false
@@ -277,8 +286,8 @@ func (f *FamilyMirror) follow(c *chainChanges) bool {
 	return true
 }
 
-// settle shows the view the chains that were followed, as the last commit left
-// them.
+// settle shows the view the chains that were followed, as the last commit left them. Listen
+// calls it after the arrived notifications, and taking before a commit that takes something.
 func (f *FamilyMirror) settle() {
 	if len(f.live) == 0 {
 		return
@@ -306,7 +315,8 @@ type following struct {
 	order  *RuleOrder[RuleID]
 }
 
-// rules returns the rules for changes.
+// rules returns the chain's rules as a RuleOrder, in which commits are applied. The first
+// call builds it from the mirror's chain. A chain that a commit created has none.
 func (n *following) rules() *RuleOrder[RuleID] {
 	if n.order != nil {
 		return n.order
@@ -326,7 +336,8 @@ func (n *following) rules() *RuleOrder[RuleID] {
 	return n.order
 }
 
-// apply applies one notification; false if it does not fit.
+// apply applies one notification of table t to the chain; false if it does not fit, and
+// follow then has the chain read.
 func (n *following) apply(f *FamilyMirror, t *mirrorTable, h change) bool {
 	switch h.kind {
 	case unix.NFT_MSG_NEWCHAIN:
@@ -358,7 +369,8 @@ func (n *following) apply(f *FamilyMirror, t *mirrorTable, h change) bool {
 	return true
 }
 
-// add inserts a new rule.
+// add interns a new rule, and put inserts its number into n.order; apply and replace call
+// it. False: it does not fit there or into the budget, and the chain has to be read.
 func (n *following) add(f *FamilyMirror, h change, put func(RuleID) bool) bool {
 	n.rules()
 	if n.weight.Add(int(h.size)); !f.fits(n.weight.Units()) {
@@ -374,7 +386,8 @@ func (h change) replacedBy(next change) bool {
 	return h.kind == unix.NFT_MSG_DELRULE && next.kind == unix.NFT_MSG_NEWRULE && h.handle == next.handle
 }
 
-// replace puts a rule into the place of another one.
+// replace puts rule next into the place of old: follow found a deletion and an addition that
+// the kernel made as one. False: it does not fit, and the chain has to be read.
 func (n *following) replace(f *FamilyMirror, old, next change) bool {
 	if n.handle == 0 {
 		return false
@@ -384,7 +397,8 @@ func (n *following) replace(f *FamilyMirror, old, next change) bool {
 	return n.add(f, next, func(id RuleID) bool { return n.order.Replace(old.handle, id) == nil })
 }
 
-// show updates the mirror and its view with the chain's present state.
+// show updates the mirror and its view with the chain's present state. settle calls it for
+// each chain that was followed.
 func (n *following) show(f *FamilyMirror, t *mirrorTable, place Place) {
 	if n.fresh {
 		f.drop(t, place) // the earlier chain, if there was one

@@ -28,8 +28,9 @@ func (c Content) Equal(o Content) bool {
 // interrupts.
 const rereads = 3
 
-// reread reads one chain's rules again, and also the chain itself if it may have
-// changed.
+// reread reads one chain's rules again, and the chain itself too if itself says that it may
+// have changed. refresh calls it. If commits interrupt it again and again, the chain stays
+// dirty.
 func (f *FamilyMirror) reread(place Place, itself bool) error {
 	t := f.tables[place.Table]
 	if t == nil { // a new table is listed later
@@ -70,7 +71,7 @@ func (f *FamilyMirror) reread(place Place, itself bool) error {
 	return nil
 }
 
-// drop notes that a chain does not exist.
+// drop notes that a chain does not exist, and has the view drop it. reread and show call it.
 func (f *FamilyMirror) drop(t *mirrorTable, place Place) {
 	delete(f.dirty, place)
 	if c := t.chains[place.Chain]; c != nil {
@@ -92,7 +93,8 @@ const (
 	wholeMost = 64_000
 )
 
-// size estimates the number of the table's rules, rather too high.
+// size estimates the number of the table's rules, rather too high. rereadTables reads a
+// table as a whole only up to wholeMost of them.
 func (t *mirrorTable) size() int {
 	n := 0
 	for _, c := range t.chains {
@@ -105,7 +107,8 @@ func (t *mirrorTable) size() int {
 	return n
 }
 
-// rereadTables reads the tables that have many chains to read.
+// rereadTables reads the tables that have many chains to read, each by one dump, for
+// refresh. The other chains stay dirty, and refresh reads each of them.
 func (f *FamilyMirror) rereadTables() error {
 	unread := map[string]int{}
 	for place, itself := range f.dirty {
@@ -165,7 +168,8 @@ func (f *FamilyMirror) wantsRules(t *mirrorTable, place Place) bool {
 	return dirty && !itself && t.chains[place.Chain] != nil
 }
 
-// keepEmpty notes that the chains whose rules have to be read are empty.
+// keepEmpty notes that the table's chains whose rules have to be read are empty. rereadTable
+// calls it after a dump without any rule.
 func (f *FamilyMirror) keepEmpty(name string, t *mirrorTable) {
 	for place := range f.dirty {
 		if place.Table == name && f.wantsRules(t, place) {
@@ -175,7 +179,8 @@ func (f *FamilyMirror) keepEmpty(name string, t *mirrorTable) {
 	}
 }
 
-// content reads a chain's rules.
+// content reads a chain's rules for reread. Content.LeftOut: they are over the budget, and
+// an error then does not matter.
 func (f *FamilyMirror) content(place Place) (Content, error) {
 	var c Content
 	err := f.conn.EachRule(f.cfg.Family, place.Table, place.Chain, func(m RuleMessage) error {
@@ -184,8 +189,9 @@ func (f *FamilyMirror) content(place Place) (Content, error) {
 	return c, err
 }
 
-// gather adds one rule to the content of a chain. Once the rules exceed the
-// budget, gather only counts them.
+// gather adds one rule to the content of a chain that content or rereadTable reads. Once the
+// rules exceed the budget, gather only counts them. An error means that the rule got no
+// number.
 func (f *FamilyMirror) gather(c *Content, m RuleMessage) error {
 	c.weight.Add(m.Rule.size())
 	if c.LeftOut {
@@ -202,8 +208,9 @@ func (f *FamilyMirror) gather(c *Content, m RuleMessage) error {
 	return err
 }
 
-// keep stores a chain's content. During a table's first read it drops rules above
-// the limit at once, because memory must never hold them.
+// keep stores a chain's content and shows it to the view, after a read or by following
+// commits. During a table's first read it drops rules above the limit at once, because
+// memory must never hold them.
 func (f *FamilyMirror) keep(t *mirrorTable, place Place, now Content) {
 	c := t.chains[place.Chain]
 	if c.read && c.out == nil {

@@ -50,8 +50,9 @@ func (c *Conn) Object(kind ObjectKind, family tableid.Family, asked []StringAttr
 	return found, Wrap(fmt.Sprintf("reading a %s", kind), err)
 }
 
-// HasElement reports whether a set has an element with that key; an expired
-// element does not count. It waits for no transaction.
+// HasElement reports whether a set has an element with that key; an expired element does not
+// count. It waits for no transaction. The standby looks so whether a knock has opened a
+// gate.
 func (c *Conn) HasElement(family tableid.Family, table, set string, key []byte) (bool, error) {
 	element := AppendAttr(nil, unix.NFTA_SET_ELEM_KEY|unix.NLA_F_NESTED, AppendAttr(nil, unix.NFTA_DATA_VALUE, key, 0), 0)
 	asked := Strings(StringAttr{unix.NFTA_SET_ELEM_LIST_TABLE, table}, StringAttr{unix.NFTA_SET_ELEM_LIST_SET, set})
@@ -64,8 +65,8 @@ func (c *Conn) HasElement(family tableid.Family, table, set string, key []byte) 
 	return err == nil, Wrap("asking for an element of set "+set, err)
 }
 
-// withoutHeader returns a function that calls f with the data after the struct
-// nfgenmsg.
+// withoutHeader returns a function for dump and one, which calls f with the data after the
+// struct nfgenmsg.
 func withoutHeader(f func(attrs []byte) error) func(data []byte) error {
 	return func(data []byte) error {
 		if len(data) < nfgenmsgLen {

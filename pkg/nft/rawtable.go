@@ -70,6 +70,8 @@ func (c *Conn) RawTable(id tableid.TableID) (raw RawTable, found bool, err error
 	return raw, found, Wrap(fmt.Sprintf("reading table %s", id), err)
 }
 
+// rawTable is one try of RawTable. It returns ErrInterrupted if a commit happened meanwhile,
+// or if rules are missing.
 func (c *Conn) rawTable(id tableid.TableID) (RawTable, bool, error) {
 	raw := RawTable{ID: id, Chains: map[string]RawChain{}}
 	var err error
@@ -112,10 +114,10 @@ func (c *Conn) rawTable(id tableid.TableID) (RawTable, bool, error) {
 	return raw, found, err
 }
 
-// complete reports whether the rules and jumps of the dump account for the
-// kernel's use count of every chain. A transaction that was given up meanwhile
-// may have hidden rules from the dump, and no genid says so
-// (nf_tables_dump_rules, Linux 6.18).
+// complete reports whether the rules and jumps of the dump (held) account for the kernel's
+// use count of every chain (used). If not, rawTable must read again. A transaction that was
+// given up meanwhile may have hidden rules, and no genid says so (nf_tables_dump_rules,
+// Linux 6.18).
 func complete(held map[string][]Rule, used map[string]uint32) bool {
 	seen := make(map[string]uint32, len(used))
 	for name, rules := range held {

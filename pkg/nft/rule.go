@@ -35,8 +35,9 @@ type RuleMessage struct {
 	Rule   Rule
 }
 
-// ParseRule reads NFT_MSG_NEWRULE without copying. It sets the counters inside
-// data to zero.
+// ParseRule reads NFT_MSG_NEWRULE, from a dump or a notification, without copying: the
+// result is valid as long as data. It sets the counters inside data to zero, so that equal
+// rules have equal bytes.
 func ParseRule(data []byte) (m RuleMessage, err error) {
 	err = eachAttrOf(data, func(kind uint16, value []byte) (err error) {
 		switch kind {
@@ -68,8 +69,8 @@ type Expression struct {
 	Data []byte
 }
 
-// Jump returns the chain to which an immediate verdict leads, nil for any other
-// expression.
+// Jump returns the chain to which an immediate verdict leads, by a jump or goto; nil for any
+// other expression.
 func (e Expression) Jump() []byte {
 	if e.Name != "immediate" {
 		return nil
@@ -77,7 +78,7 @@ func (e Expression) Jump() []byte {
 	return UntilNUL(AttrPath(e.Data, unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VERDICT, unix.NFTA_VERDICT_CHAIN))
 }
 
-// parseExpression reads the content of an NFTA_LIST_ELEM.
+// parseExpression reads the content of an NFTA_LIST_ELEM, for Each. Data is a part of elem.
 func parseExpression(elem []byte) (e Expression, err error) {
 	err = EachAttr(elem, func(kind uint16, value []byte) error {
 		switch kind {
@@ -96,7 +97,7 @@ var commonNames = [...]string{
 	"match", "counter", "immediate", "meta", "cmp", "target", "payload", "bitwise", "nat", "filter", "mangle",
 }
 
-// commonName spares an allocation for common names.
+// commonName returns a name as a string. For common names it spares the allocation.
 func commonName(name []byte) string {
 	for _, common := range commonNames {
 		if string(name) == common {
@@ -114,7 +115,8 @@ func (r Rule) Equal(o Rule) bool {
 	return bytes.Equal(r.Expressions, o.Expressions) && bytes.Equal(r.Userdata, o.Userdata)
 }
 
-// Each calls f for every expression, in order, until f returns an error.
+// Each calls f for every expression, in order, until f returns an error. It returns that
+// error, or says that the bytes are damaged.
 func (r Rule) Each(f func(Expression) error) error {
 	return EachAttr(r.Expressions, func(kind uint16, elem []byte) error {
 		if kind != unix.NFTA_LIST_ELEM {
@@ -128,7 +130,8 @@ func (r Rule) Each(f func(Expression) error) error {
 	})
 }
 
-// zeroCounters sets the counters to zero, in place.
+// zeroCounters sets the counters to zero, in place: ParseRule calls it, so that traffic does
+// not change a rule's bytes.
 func (r Rule) zeroCounters() error {
 	return r.Each(func(e Expression) error {
 		if e.Name != "counter" {

@@ -39,8 +39,8 @@ type waitingRule[R any] struct {
 	rule   R
 }
 
-// NewRuleOrder returns a RuleOrder of the rules of a chain, by their handles, in
-// order.
+// NewRuleOrder returns a RuleOrder of the rules of a chain, by their handles, in order; size
+// is their number. The mirror and pkg/native apply commits to it.
 func NewRuleOrder[R any](size int, rules iter.Seq2[uint64, R]) *RuleOrder[R] {
 	o := &RuleOrder[R]{nodes: make(map[uint64]*orderNode[R], size)}
 	o.last = &o.first
@@ -57,6 +57,7 @@ func NewRuleOrder[R any](size int, rules iter.Seq2[uint64, R]) *RuleOrder[R] {
 	return o
 }
 
+// put inserts node n behind before, a node of the list.
 func (o *RuleOrder[R]) put(before, n *orderNode[R]) {
 	n.before, n.next = before, before.next
 	if n.next != nil {
@@ -68,9 +69,9 @@ func (o *RuleOrder[R]) put(before, n *orderNode[R]) {
 	o.nodes[n.handle] = n
 }
 
-// Add inserts a new rule. before is the handle of the rule before it, 0 if the
-// notification has none; appended is its Notification.Append. The error is
-// ErrUnplaced.
+// Add inserts a new rule. before is the handle of the rule before it, 0 if the notification
+// has none; appended is its Notification.Append. A rule whose neighbour is missing waits for
+// it (Whole). The error is ErrUnplaced: the chain has to be read.
 func (o *RuleOrder[R]) Add(handle, before uint64, appended bool, rule R) error {
 	if before == 0 && appended {
 		if o.headless { // a rule that replaced the first one looks the same
@@ -110,7 +111,8 @@ func (o *RuleOrder[R]) Add(handle, before uint64, appended bool, rule R) error {
 	}
 }
 
-// Remove deletes a rule. The error is ErrUnplaced.
+// Remove deletes a rule and returns it. The error is ErrUnplaced: there is no such rule, and
+// the chain has to be read.
 func (o *RuleOrder[R]) Remove(handle uint64) (R, error) {
 	n := o.nodes[handle]
 	if n == nil {
@@ -128,8 +130,8 @@ func (o *RuleOrder[R]) Remove(handle uint64) (R, error) {
 	return n.rule, nil
 }
 
-// Replace puts a rule into the place of another one, whose handle it gets. The
-// error is ErrUnplaced.
+// Replace puts a rule into the place of another one, whose handle it gets. The error is
+// ErrUnplaced: there is no such rule, and the chain has to be read.
 func (o *RuleOrder[R]) Replace(handle uint64, rule R) error {
 	n := o.nodes[handle]
 	if n == nil {
@@ -146,7 +148,8 @@ func (o *RuleOrder[R]) Whole() bool { return len(o.waiting) == 0 }
 // Len returns the number of rules that have a place.
 func (o *RuleOrder[R]) Len() int { return len(o.nodes) }
 
-// All returns the rules by their handles, in order.
+// All returns the rules by their handles, in order. Rules that wait for another (Add) are
+// missing.
 func (o *RuleOrder[R]) All() iter.Seq2[uint64, R] {
 	return func(yield func(uint64, R) bool) {
 		for n := o.first.next; n != nil; n = n.next {

@@ -27,8 +27,8 @@ type RuleStore struct {
 // NewRuleStore returns a store without rules.
 func NewRuleStore() RuleStore { return RuleStore{atoms: NewInterner(), keys: NewInterner()} }
 
-// Intern returns the rule's number: the next number if the store does not have
-// the rule yet.
+// Intern returns the rule's number: the next number if the store does not have the rule yet.
+// The error means that the bytes are damaged or too long.
 func (s *RuleStore) Intern(r Rule) (RuleID, error) {
 	if err := s.makeKey(r); err != nil {
 		return 0, err
@@ -60,7 +60,8 @@ func (s *RuleStore) Rule(id RuleID, room []byte) Rule {
 // Release implements Rulebook: rules stay until a Purge.
 func (s *RuleStore) Release([]RuleID, bool) {}
 
-// Purge implements Rulebook: only the rules of held stay.
+// Purge implements Rulebook: only the rules of held stay, and get other numbers there. The
+// mirror calls it when many rules belong to no chain.
 func (s *RuleStore) Purge(held []*[]RuleID) {
 	kept, renamed := NewRuleStore(), map[RuleID]RuleID{}
 	for _, ids := range held {
@@ -74,8 +75,8 @@ func (s *RuleStore) Purge(held []*[]RuleID) {
 	*s = kept
 }
 
-// makeKey sets s.key to the rule's key: the numbers of its atoms, then a zero and
-// its user data if it has any.
+// makeKey sets s.key to the rule's key, for Intern: the numbers of its atoms, then a zero
+// and its user data if it has any. The error means that the bytes are damaged.
 func (s *RuleStore) makeKey(r Rule) error {
 	s.key = s.key[:0]
 	for rest := r.Expressions; len(rest) > 0; {

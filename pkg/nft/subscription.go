@@ -35,8 +35,9 @@ type Subscription struct {
 	ended   atomic.Pointer[error] // why Receive has ended; nil while it listens
 }
 
-// Subscribe opens a subscription. own reports whether a commit's netlink address
-// and process are the user's. Subscribe needs CAP_NET_ADMIN.
+// Subscribe opens a subscription, by which the daemon's watcher learns of each commit. own
+// reports whether a commit's netlink address and process are the user's. Subscribe needs
+// CAP_NET_ADMIN.
 func Subscribe(own func(port, pid uint32) bool) (*Subscription, error) {
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
@@ -50,8 +51,8 @@ func Subscribe(own func(port, pid uint32) bool) (*Subscription, error) {
 	return s, nil
 }
 
-// begin sets the filter before it joins the group, so that no other message ever
-// enters the buffer.
+// begin makes the socket listen, for Subscribe. It sets the filter before it joins the
+// group, so that no other message ever enters the buffer.
 func (s *Subscription) begin() error {
 	filter, err := bpf.Assemble(onlyNewgen())
 	if err != nil {
@@ -143,7 +144,8 @@ func (s *Subscription) Close() error {
 // subscription then only receives more than necessary.
 func (s *Subscription) Leave() { _ = s.conn.LeaveGroup(unix.NFNLGRP_NFTABLES) }
 
-// Join listens again after Leave. If the kernel refuses, Receive returns that error.
+// Join listens again after Leave: Mirror.Silently calls it after the user's own write. If
+// the kernel refuses, Receive returns that error.
 func (s *Subscription) Join() {
 	if err := s.conn.JoinGroup(unix.NFNLGRP_NFTABLES); err != nil {
 		s.end(fmt.Errorf("listening to commits again: %w", err))
@@ -159,7 +161,8 @@ type Subscriptions struct {
 	open []*Subscription
 }
 
-// Subscribe opens a subscription and keeps it in o until its Close.
+// Subscribe opens a subscription and keeps it in o until its Close, so that All returns it.
+// See the function Subscribe.
 func (o *Subscriptions) Subscribe(own func(port, pid uint32) bool) (*Subscription, error) {
 	s, err := Subscribe(own)
 	if err != nil {
@@ -172,13 +175,15 @@ func (o *Subscriptions) Subscribe(own func(port, pid uint32) bool) (*Subscriptio
 	return s, nil
 }
 
+// remove forgets a subscription; its Close calls it.
 func (o *Subscriptions) remove(s *Subscription) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.open = slices.DeleteFunc(o.open, func(other *Subscription) bool { return other == s })
 }
 
-// All returns the open subscriptions.
+// All returns the open subscriptions. Mirror.Silently has them leave during a large write of
+// canaryd's own.
 func (o *Subscriptions) All() []*Subscription {
 	o.mu.Lock()
 	defer o.mu.Unlock()

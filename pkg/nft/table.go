@@ -21,7 +21,7 @@ type Table struct {
 // which golang.org/x/sys has no name.
 const nftaTableOwner = 7
 
-// parseTable reads NFT_MSG_NEWTABLE.
+// parseTable reads NFT_MSG_NEWTABLE, as the answer to a request for one table or all.
 func parseTable(data []byte) (t Table, err error) {
 	err = eachAttrOf(data, func(kind uint16, value []byte) (err error) {
 		switch kind {
@@ -46,7 +46,7 @@ func parseTable(data []byte) (t Table, err error) {
 // have got a mixture of two states.
 func (c *Conn) EachTable(f func(Table) error) error { return c.eachTableOf(unix.AF_UNSPEC, f) }
 
-// eachTableOf is EachTable for one family.
+// eachTableOf is EachTable for one family, for the mirror's list.
 func (c *Conn) eachTableOf(family tableid.Family, f func(Table) error) error {
 	err := c.dump(unix.NFT_MSG_GETTABLE, unix.NFT_MSG_NEWTABLE, family, nil, func(data []byte) error {
 		t, err := parseTable(data)
@@ -58,7 +58,8 @@ func (c *Conn) eachTableOf(family tableid.Family, f func(Table) error) error {
 	return Wrap("listing the tables", err)
 }
 
-// Table reads one table; false if it does not exist.
+// Table reads one table; false if it does not exist. The standby looks so whether another
+// process has taken its table.
 func (c *Conn) Table(family tableid.Family, name string) (t Table, ok bool, err error) {
 	ok, err = c.one(unix.NFT_MSG_GETTABLE, family, []StringAttr{{unix.NFTA_TABLE_NAME, name}}, func(data []byte) (err error) {
 		t, err = parseTable(data)

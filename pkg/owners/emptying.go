@@ -21,9 +21,9 @@ const (
 	EmptyNever
 )
 
-// EmptyingOf returns the habit of the owner of a chain in a table of iptables. The chain's name
-// may deviate from the exact form of its owner's names, because a glob may have named it. A
-// single name has priority over a form.
+// EmptyingOf returns the habit of the owner of a chain in a table of iptables, for the
+// verdict on an emptied chain. The name may deviate from the exact form of its owner's
+// names, because a glob may have named it. A single name has priority over a form.
 func EmptyingOf(inTable, chain string) Emptying {
 	for _, fits := range []func(Form) bool{
 		func(f Form) bool { name, ok := f.Exact(); return ok && name == chain },

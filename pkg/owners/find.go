@@ -43,7 +43,8 @@ var inexact = func() (all []formOf) {
 	return all
 }()
 
-// OfChain returns the owner of a chain of iptables with that name.
+// OfChain returns the owner of a chain of iptables with that name; false if none is known.
+// Status shows owners by it, and --protect words are proposed by it.
 func OfChain(chain string) (Owner, bool) {
 	if o := exact[chain]; o != nil {
 		return *o, true
@@ -56,7 +57,8 @@ func OfChain(chain string) (Owner, bool) {
 	return Owner{}, false
 }
 
-// OfRule returns the owner that itself writes a rule with these words into a built-in chain.
+// OfRule returns the owner that itself writes a rule with these words into a built-in chain;
+// false if none is known. Status shows owners by it.
 func OfRule(inTable, chain string, words []string) (Owner, bool) {
 	for _, o := range table {
 		if slices.ContainsFunc(o.Straight, func(s Straight) bool { return s.Matches(inTable, chain, words) }) {
@@ -66,7 +68,8 @@ func OfRule(inTable, chain string, words []string) (Owner, bool) {
 	return Owner{}, false
 }
 
-// OfTable returns the owner of a native table.
+// OfTable returns the owner of a native table, for status and detection; false if none is
+// known.
 func OfTable(id tableid.TableID) (Owner, bool) {
 	for _, o := range table {
 		if slices.ContainsFunc(o.Tables, func(t Table) bool { return t.Name == id.Name && slices.Contains(t.Families, id.Family) }) {
@@ -92,8 +95,8 @@ func (o Owner) WordFor(chain string) string {
 	return ""
 }
 
-// ManagerOf returns the firewall manager that writes a chain of that name; "" if it is not
-// known.
+// ManagerOf returns the title of the firewall manager that writes a chain of that name; ""
+// if it is not known. Such chains do not count as unguarded.
 func ManagerOf(chain string) string {
 	for _, m := range managers {
 		if slices.ContainsFunc(m.chains, func(f Form) bool { return f.Matches(chain) }) {
@@ -103,10 +106,10 @@ func ManagerOf(chain string) string {
 	return ""
 }
 
-// ManagerOfRule returns the firewall manager that itself writes a rule with these words into a
-// built-in chain; "" if it is not known. Most forms of such rules could be from any program.
-// They only count if the built-in chain leads to chains of that manager, whose title is then in
-// leads.
+// ManagerOfRule returns the firewall manager that itself writes a rule with these words into
+// a built-in chain; "" if it is not known. Most forms of such rules could be from any
+// program. They only count if the built-in chain leads to chains of that manager, whose
+// title is then in leads.
 func ManagerOfRule(inTable, chain string, words []string, leads map[string]bool) string {
 	for _, m := range managers {
 		for _, s := range m.straight {
@@ -118,8 +121,8 @@ func ManagerOfRule(inTable, chain string, words []string, leads map[string]bool)
 	return ""
 }
 
-// ManagerOfTable returns the firewall manager that writes a native table of that name; "" if it
-// is not known.
+// ManagerOfTable returns the title of the firewall manager that writes a native table of
+// that name; "" if it is not known. Status does not list such a table as unguarded.
 func ManagerOfTable(name string) string {
 	for _, m := range managers {
 		if slices.Contains(m.tables, name) {

@@ -54,7 +54,8 @@ func forms(names ...string) []Form {
 // Exact returns the name if the form is a single name.
 func (f Form) Exact() (name string, ok bool) { return f.prefix, f.alphabet == "" && !f.glob }
 
-// Matches reports whether a chain's name has the form.
+// Matches reports whether a chain's name has the form. Then the chain is its owner's: a
+// preset protects it, and status names the owner.
 func (f Form) Matches(chain string) bool {
 	switch {
 	case f.glob:
@@ -87,8 +88,8 @@ func AnyMatches(list []Form, chain string) bool {
 }
 
 // resembles reports whether a chain that a glob of --protect names may have the form with
-// another hash, as in another version of the owner. A hash has no hyphen: CNI-HOSTPORT-NEW is
-// another chain of portmap, and not a container's.
+// another hash, as in another version of the owner. EmptyingOf calls it. A hash has no
+// hyphen: CNI-HOSTPORT-NEW is another chain of portmap, and not a container's.
 func (f Form) resembles(chain string) bool {
 	if f.alphabet == "" {
 		return f.Matches(chain)
@@ -107,7 +108,8 @@ func (f Form) String() string {
 	return f.prefix + "HASH"
 }
 
-// check returns why the form is not valid.
+// check returns why the form is not valid; nil if it is. Only a test calls it, for each row
+// of the table of owners.
 func (f Form) check() error {
 	if f.text == "" || strings.ContainsAny(f.prefix, "<>") || strings.Contains(f.text, "<") && f.alphabet == "" {
 		return fmt.Errorf("%q is no form of a name", f.text)

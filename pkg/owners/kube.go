@@ -42,8 +42,9 @@ func KubeRules(chain string) bool {
 
 var kubeProxy, kubelet = row("kube-proxy"), row("kubelet")
 
-// ContainerChains returns the forms of the chains that CNI plugins make for single containers,
-// and also portmap's forms separately.
+// ContainerChains returns the forms of the chains that CNI plugins make for single
+// containers, and also portmap's forms separately. Package protect recognizes by them the
+// chains of containers that are gone.
 func ContainerChains() (all, portmaps []Form) {
 	for _, o := range Named("cni") {
 		all = append(all, o.Hashed()...)

@@ -70,7 +70,8 @@ type HabitRow struct {
 // it. A commit that deletes one rule may have deleted it by its handle.
 var unknownHabits = Habits{Base: Singly, Others: Empties, Sets: Empties}
 
-// HabitsOf returns the habits of the known owner of a table of that name.
+// HabitsOf returns the habits of the known owner of a table of that name, in any family. The
+// judge of native tables decides by them whether a deletion is the owner's or a loss.
 func HabitsOf(id tableid.TableID) Habits {
 	if _, t, found := tableNamed(id.Name); found && t.Habits.Known {
 		return t.Habits
@@ -84,7 +85,8 @@ func WritersOf(id tableid.TableID) []string {
 	return o.Processes
 }
 
-// tableNamed returns the native table of that name, in any family, and its owner.
+// tableNamed returns the native table of that name, in any family, and its owner, for
+// HabitsOf and WritersOf; false if the name is unknown.
 func tableNamed(name string) (Owner, Table, bool) {
 	for _, o := range table {
 		for _, t := range o.Tables {
@@ -96,7 +98,8 @@ func tableNamed(name string) (Owner, Table, bool) {
 	return Owner{}, Table{}, false
 }
 
-// Chain returns the habit for a chain; base: packets enter it through a hook.
+// Chain returns the habit for a chain; base: packets enter it through a hook. The judge of
+// native tables treats an emptied chain by it.
 func (h Habits) Chain(name string, base bool) Habit {
 	if base {
 		return h.of(name, h.Base)
@@ -108,7 +111,7 @@ func (h Habits) Chain(name string, base bool) Habit {
 func (h Habits) Set(name string) Habit { return h.of(name, h.Sets) }
 
 // But returns the comment of a rule that lets the chain lose its last rule alone; "" if the
-// chain has no such exception.
+// chain has no such exception. The judge of native tables calls it.
 func (h Habits) But(chain string) string {
 	i := slices.IndexFunc(h.Rows, func(r HabitRow) bool { return r.matches(chain) })
 	if i < 0 {
@@ -117,6 +120,7 @@ func (h Habits) But(chain string) string {
 	return h.Rows[i].But
 }
 
+// of returns the habit of the first row that fits the name, else other.
 func (h Habits) of(name string, other Habit) Habit {
 	for _, r := range h.Rows {
 		if r.matches(name) {
@@ -143,7 +147,8 @@ func (t Table) IDs() []tableid.TableID {
 	return ids
 }
 
-// PresetOf returns the word of --protect that names a native table; "" if no preset does.
+// PresetOf returns the word of --protect that names a native table, for proposals and for
+// OwnersDiffer; "" if no preset does.
 func PresetOf(id tableid.TableID) string {
 	for _, o := range table {
 		for _, t := range o.Tables {

@@ -117,7 +117,8 @@ type Straight struct {
 // All returns the table. The caller does not change it.
 func All() []Owner { return table }
 
-// Named returns the rows that a word of --protect names; nil for other words.
+// Named returns the rows that a word of --protect names; nil for other words, which
+// NewSelector takes for globs or refuses.
 func Named(word string) []Owner {
 	var found []Owner
 	for _, o := range table {
@@ -128,7 +129,8 @@ func Named(word string) []Owner {
 	return found
 }
 
-// Presets returns the words of --protect that name owners, in the order of the table.
+// Presets returns the words of --protect that name owners, in the order of the table. Errors
+// and documents list them.
 func Presets() []string {
 	var words []string
 	for _, o := range table {
@@ -145,6 +147,7 @@ func row(name string) Owner {
 }
 
 // Hashed returns the forms of the chains whose names end with a hash, such as a container's.
+// ContainerChains calls it.
 func (o Owner) Hashed() []Form {
 	var list []Form
 	for _, c := range o.Chains {

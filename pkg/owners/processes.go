@@ -70,8 +70,9 @@ func WritesChain(comm, chain string) bool {
 	return slices.ContainsFunc(table, func(o Owner) bool { return slices.Contains(o.Processes, comm) && o.has(chain) })
 }
 
-// Decides reports whether a process of that name decides on rules of its own, and executes no
-// jobs of others. It belongs to an owner, or is a firewall manager.
+// Decides reports whether a process of that name decides on rules of its own, and executes
+// no jobs of others. It belongs to an owner, or is a firewall manager. pkg/watch takes such
+// a process for the doer of a commit (Neighbour), and never for an agent or shell (Doer).
 func Decides(comm string) bool {
 	return Writes(comm) ||
 		slices.ContainsFunc(table, func(o Owner) bool {

@@ -5,7 +5,8 @@ import (
 	"strings"
 )
 
-// Matches reports whether a rule with these words has the form.
+// Matches reports whether a rule with these words, in that chain and table, has the form. A
+// preset then protects the rule, and status names its owner.
 func (s Straight) Matches(inTable, chain string, words []string) bool {
 	switch {
 	case s.Table != inTable || s.Chain != chain:
@@ -45,7 +46,8 @@ func unsigned(list []Straight) []Straight {
 // datagram, as iptables-save prints it.
 const vniAt = "0xc&0xffffff00="
 
-// hasComment reports whether the rule has a comment of its owner.
+// hasComment reports whether the rule has a comment that s.Comment, a glob, matches. Matches
+// calls it.
 func (s Straight) hasComment(words []string) bool {
 	for i := range len(words) - 1 {
 		if words[i] == "--comment" {
@@ -67,7 +69,9 @@ func isDockerBridge(name string) bool {
 	return name == "docker0" || name == "docker_gwbridge" || networkBridge.Matches(name)
 }
 
-// straight returns the forms of rules of a built-in chain. Words in quotes are one word.
+// straight returns the forms of rules of a built-in chain, for the table of owners. Each
+// spec is a rule's text with placeholders (see Straight.Words). Words in quotes are one
+// word.
 func straight(inTable, chain string, specs ...string) []Straight {
 	var list []Straight
 	for _, spec := range specs {
@@ -84,8 +88,8 @@ func straight(inTable, chain string, specs ...string) []Straight {
 	return list
 }
 
-// byComment returns the forms of rules that a comment identifies, in places such as "filter
-// INPUT".
+// byComment returns the forms of rules whose comment, a glob, identifies the owner, for the
+// table of owners. places are such as "filter INPUT".
 func byComment(glob string, places ...string) []Straight {
 	var list []Straight
 	for _, place := range places {

@@ -25,7 +25,8 @@ type Attachment struct {
 // plugins/meta/portmap.
 var cniComment = regexp.MustCompile(`^(?:[a-z]+ )?name: "([^"\\]+)" id: "([^"\\]+)"$`)
 
-// AttachmentOf returns the attachment that a rule's comment names.
+// AttachmentOf returns the attachment that a rule's comment names; false if the rule belongs
+// to none. It shows whether a rule belongs to a container that is gone.
 func AttachmentOf(r rules.Rule) (Attachment, bool) {
 	if !r.Mentions("id: ") {
 		return Attachment{}, false
@@ -42,8 +43,9 @@ func AttachmentOf(r rules.Rule) (Attachment, bool) {
 // portmapHashed are portmap's forms.
 var cniHashed, portmapHashed = owners.ContainerChains()
 
-// chains returns the names of the chains that CNI plugins make for this attachment alone. Each
-// is a prefix and a digest, cut to the 28 characters of a chain's name.
+// chains returns the names of the chains that CNI plugins make for this attachment alone.
+// Detach removes them, and Lacking looks for them. Each is a prefix and a digest, cut to the
+// 28 characters of a chain's name.
 func (a Attachment) chains() []string {
 	sum := sha512.Sum512([]byte(a.Network + a.Container))
 	digest := hex.EncodeToString(sum[:])
@@ -54,7 +56,8 @@ func (a Attachment) chains() []string {
 // comments read as comments of CNI plugins.
 func isCNIChain(chain string) bool { return strings.HasPrefix(chain, "CNI-") }
 
-// Attachments returns the attachments named by the section's rules; nil if there are none.
+// Attachments returns the attachments named by the section's rules, of CNI plugins' chains
+// only; nil if there are none. They show which containers have rules.
 func Attachments(s rules.Section) map[Attachment]bool {
 	var all map[Attachment]bool
 	note := func(r rules.Rule) {
@@ -80,8 +83,9 @@ func Attachments(s rules.Section) map[Attachment]bool {
 	return all
 }
 
-// Detach returns the section without the rules of these attachments, and without the chains that
-// belong to them alone. s does not change.
+// Detach returns the section without the rules of these attachments, and without the chains
+// that belong to them alone. s does not change. A replay does not put back rules of
+// containers that are gone.
 func Detach(s rules.Section, gone map[Attachment]bool) rules.Section {
 	if len(gone) == 0 {
 		return s
@@ -128,6 +132,7 @@ func Detach(s rules.Section, gone map[Attachment]bool) rules.Section {
 }
 
 // targets returns the chains that rules of CNI chains, and the section's jumps, lead to.
+// Detach keeps them.
 func targets(s rules.Section) map[string]bool {
 	led := map[string]bool{}
 	for _, c := range s.Chains {
@@ -143,8 +148,8 @@ func targets(s rules.Section) map[string]bool {
 	return led
 }
 
-// AllAttachments returns the attachments named by the generation's rules. It adds known
-// attachments that have a chain in the generation, but no rule.
+// AllAttachments returns the attachments named by the generation's rules, and the known ones
+// that have a chain there but no rule. The daemon watches the containers of these.
 func AllAttachments(g rules.Generation, known iter.Seq[Attachment]) map[Attachment]bool {
 	all, chains := map[Attachment]bool{}, map[string]bool{}
 	for id, s := range g {
@@ -167,6 +172,7 @@ func AllAttachments(g rules.Generation, known iter.Seq[Attachment]) map[Attachme
 }
 
 // DetachAll returns the generation without the rules of these attachments, as Detach does.
+// It removes containers that are gone from the learned generation and from a replay's.
 func DetachAll(g rules.Generation, gone map[Attachment]bool) rules.Generation {
 	if len(gone) == 0 {
 		return g

@@ -36,7 +36,7 @@ func rowsOf(word string, list []string) []owners.Owner {
 	return rows
 }
 
-// isLeftOut reports whether a word of list takes the owner out of Auto.
+// isLeftOut reports whether a word of list, such as -docker, takes the owner out of Auto.
 func isLeftOut(o owners.Owner, list []string) bool {
 	return slices.ContainsFunc(list, func(word string) bool {
 		left, is := strings.CutPrefix(strings.TrimSpace(word), leaveOut)
@@ -44,8 +44,9 @@ func isLeftOut(o owners.Owner, list []string) bool {
 	})
 }
 
-// checkLeftOut returns why a word that begins with "-" leaves out no owner. iptables refuses
-// chain names with this beginning, so the word cannot name a chain.
+// checkLeftOut returns why a word that begins with "-" leaves out no owner of list; nil if
+// it does. NewSelector returns the error. iptables refuses chain names with this beginning,
+// so the word cannot name a chain.
 func checkLeftOut(word string, list []string) error {
 	left, auto, again := strings.TrimPrefix(word, leaveOut), false, ""
 	for _, w := range list {

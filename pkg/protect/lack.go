@@ -17,7 +17,8 @@ type Lack struct {
 }
 
 // Lacking returns the parts of want that seen lacks, by attachment. For known attachments it
-// also checks their own chains.
+// also checks their own chains. The verdict and a replay decide by it which containers a
+// flush robbed of rules.
 func Lacking(want, seen rules.Section, known iter.Seq[Attachment]) map[Attachment]Lack {
 	lacks := map[Attachment]Lack{}
 	held := chainsOf(seen)
@@ -67,6 +68,7 @@ func portmaps(chain string) bool {
 	return anyMatches(portmapHashed, chain)
 }
 
+// chainsOf returns the section's chains of CNI plugins with their rules, for Lacking.
 func chainsOf(s rules.Section) map[string][]rules.Rule {
 	held := make(map[string][]rules.Rule, len(s.Chains))
 	for _, c := range s.Chains {

@@ -27,7 +27,8 @@ type nativeGlob struct {
 	name   string         // for path.Match, but a slash is an ordinary character
 }
 
-// parseNative reads a word such as nft:ip:kube-proxy.
+// parseNative reads a word of --protect such as nft:ip:kube-proxy, for NewSelector. Its
+// error says why the word names no native table that canaryd may guard.
 func parseNative(word string) (nativeGlob, error) {
 	family, name, found := strings.Cut(strings.TrimPrefix(word, nativePrefix), ":")
 	if !found || name == "" {
@@ -71,7 +72,7 @@ func MayProtectTable(id tableid.TableID) bool {
 }
 
 // WordFor returns the word of --protect that protects a native table: its owner's preset, or
-// the table itself.
+// the table itself. canaryd detect proposes it.
 func WordFor(id tableid.TableID) string {
 	if preset := owners.PresetOf(id); preset != "" {
 		return preset
@@ -79,8 +80,9 @@ func WordFor(id tableid.TableID) string {
 	return nativePrefix + id.Family.NFT() + ":" + id.Name
 }
 
-// WordForChain returns the word of --protect that protects a chain. This is its owner's preset,
-// the form of its owner's names, or the chain itself. It is "" if no word can name the chain.
+// WordForChain returns the word of --protect that protects a chain, for canaryd detect. This
+// is its owner's preset, the form of its owner's names, or the chain itself. It is "" if no
+// word can name the chain.
 func WordForChain(chain string) string {
 	if strings.ContainsFunc(chain, func(r rune) bool { return r <= ' ' || r > '~' }) {
 		return "" // iptables-restore could not read it
@@ -99,9 +101,9 @@ func WordForChain(chain string) string {
 	return ""
 }
 
-// OwnersDiffer reports whether two tables certainly have different owners. Owners are iptables,
-// each owner that has a preset, and any other. For two tables without a known owner it is
-// false, and also for canaryd's own tables.
+// OwnersDiffer reports whether two tables certainly have different owners: a process that
+// deleted both is then a stranger. Owners are iptables, each owner that has a preset, and
+// any other. It is false for two tables without a known owner, and for canaryd's own.
 func OwnersDiffer(a, b tableid.TableID) bool {
 	ownerA, knownA := ownerOf(a)
 	ownerB, knownB := ownerOf(b)
@@ -115,8 +117,8 @@ func OwnerKnown(id tableid.TableID) bool {
 	return known
 }
 
-// ownerOf returns a word for a table's owner; known is false if the table's name does not show
-// it.
+// ownerOf returns a word for a table's owner, for OwnersDiffer and OwnerKnown; known is
+// false if the table's name does not show it.
 func ownerOf(id tableid.TableID) (word string, known bool) {
 	if ofIptables(id) {
 		return "iptables", true
@@ -125,7 +127,8 @@ func ownerOf(id tableid.TableID) (word string, known bool) {
 	return word, !strings.HasPrefix(word, nativePrefix)
 }
 
-// NamedTables returns the native tables that the selector names exactly, without a glob.
+// NamedTables returns the native tables that the selector names exactly, without a glob. The
+// daemon guards at most MaxNative tables, and keeps a place for each of these.
 func (s Selector) NamedTables() []tableid.TableID {
 	var named []tableid.TableID
 	for _, g := range s.native {

@@ -5,8 +5,9 @@ import "github.com/canaryd/canaryd/pkg/owners"
 // PresetNames returns the names of all presets, in the form of --protect.
 func PresetNames() []string { return owners.Presets() }
 
-// name makes the selector protect all parts of a row of the table of owners. Without byWord it
-// omits rules that may be another program's.
+// name makes the selector protect all parts of a row of the table of owners. NewSelector
+// calls it. byWord: the operator named the owner; otherwise name omits rules that may be
+// another program's (Straight.Unsigned).
 func (s *Selector) name(o owners.Owner, byWord bool) {
 	for _, c := range o.Chains {
 		for _, f := range c.Names {

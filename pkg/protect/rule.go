@@ -29,7 +29,8 @@ type ruleGlob struct {
 // the name of a table, and addresses have them.
 var flat = strings.NewReplacer("/", "\x01")
 
-// parseRule reads a word such as rule:filter:FORWARD:-i wg0 -j ACCEPT.
+// parseRule reads a word of --protect such as rule:filter:FORWARD:-i wg0 -j ACCEPT.
+// NewSelector returns its error; Propose refuses a word with one.
 func parseRule(word string) (ruleGlob, error) {
 	table, rest, _ := strings.Cut(strings.TrimPrefix(word, rulePrefix), ":")
 	chain, glob, found := strings.Cut(rest, ":")
@@ -77,8 +78,8 @@ func (g ruleGlob) isFlat(text string) bool {
 	return ok
 }
 
-// namesRule reports whether a word "rule:" names a rule of a built-in chain, by its text or its
-// label.
+// namesRule reports for MatchesPreset whether a word "rule:" names a rule of a built-in
+// chain, by its text or its label.
 func (s Selector) namesRule(t rules.TableName, chain string, r rules.Rule) bool {
 	if !slices.ContainsFunc(s.ruleGlobs, func(g ruleGlob) bool { return g.of(t, chain) }) {
 		return false

@@ -112,6 +112,8 @@ type wordedRule struct {
 	texts []string
 }
 
+// newProposer returns a proposer for the rules of a built-in chain. in are the tables of
+// that name of all families: a word must name no other rule in any of them.
 func newProposer(t rules.TableName, chain string, in []*rules.Table) proposer {
 	p := proposer{table: t, chain: chain}
 	seen := map[rules.Key]bool{}
@@ -143,7 +145,8 @@ func newProposer(t rules.TableName, chain string, in []*rules.Table) proposer {
 	return p
 }
 
-// wordFor returns the word for one rule; "" if there is none.
+// wordFor returns the word for one rule: its chain's, its owner's preset, or a glob of its
+// comment or text. It is "" if there is none. Propose calls it.
 func (p proposer) wordFor(r rules.Rule) string {
 	text, readable := r.Readable()
 	words, err := rules.Split(text)
@@ -169,8 +172,8 @@ func (p proposer) wordFor(r rules.Rule) string {
 	return p.word(text, own)
 }
 
-// wordForForm returns the word for rules that differ in numbers and addresses only; "" if it
-// would also name other rules.
+// wordForForm returns the word for the rules own, which differ in numbers and addresses
+// only; "" if it would also name other rules. Propose calls it.
 func (p proposer) wordForForm(form string, own map[rules.Key]bool) string {
 	parts := strings.Split(form, numberPlace)
 	for i := range parts {
@@ -179,8 +182,8 @@ func (p proposer) wordForForm(form string, own map[rules.Key]bool) string {
 	return p.word(strings.Join(parts, "*"), own)
 }
 
-// word returns the word with this glob, if --protect accepts it and it names all of these rules
-// and no others.
+// word returns the word with this glob; "" if --protect refuses it, or if it does not name
+// exactly the rules own.
 func (p proposer) word(glob string, own map[rules.Key]bool) string {
 	word := rulePrefix + p.table + ":" + p.chain + ":" + glob
 	parsed, err := parseRule(word)
@@ -203,8 +206,9 @@ func (p proposer) word(glob string, own map[rules.Key]bool) string {
 	return word
 }
 
-// literal returns a glob for a text. A ? replaces each character that could have another
-// meaning in a glob, the flag's value, a shell's quotes, a manifest or a unit of systemd.
+// literal returns a glob for a text, for a word that Propose prints. A ? replaces each
+// character that could have another meaning in a glob, the flag's value, a shell's quotes, a
+// manifest or a unit of systemd.
 func literal(text string) string {
 	return strings.Map(func(r rune) rune {
 		if r > unicode.MaxASCII || r < ' ' || r == 0x7f || strings.ContainsRune("*?[]\\\"',$%`", r) {
@@ -218,8 +222,9 @@ func literal(text string) string {
 // has it, because a rule that iptables prints over two lines is opaque.
 const numberPlace = "\n"
 
-// numberless returns the form of a rule's text. It cuts each word that has a digit and is no
-// option at its first digit, and appends numberPlace.
+// numberless returns the form of a rule's text, by which Propose groups rules that differ in
+// numbers only. It cuts each word that has a digit and is no option at its first digit, and
+// appends numberPlace.
 func numberless(text string) string {
 	pieces := strings.Split(text, " ")
 	for i, piece := range pieces {

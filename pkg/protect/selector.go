@@ -85,8 +85,8 @@ func NewSelector(list []string) (Selector, error) {
 	return s, nil
 }
 
-// chainHint describes how to protect a chain whose name looks like a mistyped preset; "" if
-// there can be no such chain.
+// chainHint describes how to protect a chain whose name looks like a mistyped preset, for
+// NewSelector's error; "" if there can be no such chain.
 func chainHint(word string) string {
 	if word == "" {
 		return ""
@@ -99,9 +99,9 @@ func chainHint(word string) string {
 	return fmt.Sprintf("; a chain of just that name is protected by the glob '%s'", glob)
 }
 
-// Protects reports whether chain is protected. Built-in chains and canaries never are, even if
-// a glob matches. An owner notices a flush by the loss of its canary, so only the owner may
-// bring it back.
+// Protects reports whether chain is protected: read, learned and put back. Built-in chains
+// and canaries never are, even if a glob matches. An owner notices a flush by the loss of
+// its canary, so only the owner may bring it back.
 func (s Selector) Protects(chain string) bool {
 	if chain == "" || strings.HasSuffix(chain, canarySuffix) || rules.Builtin(rules.Mangle, chain) {
 		return false
@@ -136,8 +136,9 @@ func followed(chain string) bool {
 	return !strings.HasSuffix(chain, canarySuffix) && !rules.Builtin(rules.Mangle, chain)
 }
 
-// MatchesPreset reports whether a word "rule:" or a preset names r. A preset names the rules
-// that its owner writes into the built-in chain itself, such as Docker's MASQUERADE.
+// MatchesPreset reports whether a word "rule:" or a preset names r: it is then guarded like
+// a jump. A preset names the rules that its owner writes into the built-in chain itself,
+// such as Docker's MASQUERADE.
 func (s Selector) MatchesPreset(t rules.TableName, chain string, r rules.Rule) bool {
 	if s.namesRule(t, chain, r) {
 		return true

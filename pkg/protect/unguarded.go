@@ -22,9 +22,9 @@ type Unguarded struct {
 }
 
 // UnguardedIn returns the chains and rules of a table that nothing guards, in the table's
-// order. A rule that leads into such a chain belongs to the chain, and is not listed again.
-// Chains without a rule count if a built-in chain leads to them. Canaries of owners are never
-// guarded.
+// order, for status and canaryd detect. A rule that leads into such a chain belongs to the
+// chain. Chains without a rule count if a built-in chain leads to them. Canaries of owners
+// are never guarded.
 func UnguardedIn(others rules.Others, t *rules.Table) []Unguarded {
 	var found []Unguarded
 	at := map[string]int{} // chains
@@ -69,7 +69,8 @@ func UnguardedIn(others rules.Others, t *rules.Table) []Unguarded {
 	return found
 }
 
-// ofChain returns the likely owner of a chain, or the firewall manager.
+// ofChain returns the title of a chain's likely owner, or the firewall manager; "" if
+// unknown.
 func ofChain(name string) (owner, manager string) {
 	if o, known := owners.OfChain(name); known {
 		return o.Title, ""
@@ -77,7 +78,8 @@ func ofChain(name string) (owner, manager string) {
 	return "", owners.ManagerOf(name)
 }
 
-// single returns a rule with its likely owner.
+// single returns a rule of a built-in chain with its likely owner, for UnguardedIn. managers
+// are the firewall managers to whose chains that chain leads.
 func single(t rules.TableName, chain string, r rules.Rule, managers map[string]bool) Unguarded {
 	u := Unguarded{Chain: chain, Single: true, Rule: r}
 	text, readable := r.Readable()
@@ -93,7 +95,8 @@ func single(t rules.TableName, chain string, r rules.Rule, managers map[string]b
 	return u
 }
 
-// managersIn returns the firewall managers to whose chains a built-in chain leads.
+// managersIn returns the titles of the firewall managers to whose chains a built-in chain
+// leads. UnguardedIn takes bare rules next to them for theirs.
 func managersIn(c *rules.Chain) map[string]bool {
 	found := map[string]bool{}
 	for _, r := range c.Rules {
@@ -108,8 +111,8 @@ func managersIn(c *rules.Chain) map[string]bool {
 // a firewall manager on purpose, because their manager writes them again itself.
 func (u Unguarded) Counts() bool { return u.Manager == "" }
 
-// CountUnguarded counts chains, and single rules of built-in chains, without rules and chains
-// of firewall managers.
+// CountUnguarded counts chains, and single rules of built-in chains, for status and canaryd
+// detect. Rules and chains of firewall managers do not count.
 func CountUnguarded(list []Unguarded) (chains, single int) {
 	for _, u := range list {
 		switch {

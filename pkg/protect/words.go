@@ -16,7 +16,8 @@ func Join(words []string) string {
 	return strings.TrimSuffix(b.String(), "\n")
 }
 
-// Split returns the words of a value of --protect.
+// Split returns the words of a value of --protect, which Join writes. The error says that it
+// is not valid CSV.
 func Split(value string) ([]string, error) {
 	words, err := csv.NewReader(strings.NewReader(value)).Read()
 	if err != nil {
@@ -31,8 +32,8 @@ type OwnWord struct {
 	Selector
 }
 
-// OwnWords returns the globs and the words rule: and nft: of a list that NewSelector accepts, in
-// the list's order.
+// OwnWords returns the globs and the words rule: and nft: of a list that NewSelector
+// accepts, in the list's order. The daemon warns of those that name nothing on the node.
 func OwnWords(list []string) (words []OwnWord) {
 	for _, word := range list {
 		word = strings.TrimSpace(word)

@@ -42,7 +42,8 @@ type ChainChange struct {
 	Reordered bool
 }
 
-// NewBaseline returns the baseline of a generation. It takes 0.2 s for 62,590 rules.
+// NewBaseline returns the baseline of a generation that the operator has confirmed. It takes
+// 0.2 s for 62,590 rules.
 func NewBaseline(g Generation) *Baseline {
 	b := &Baseline{seed: maphash.MakeSeed(), tables: map[TableID]map[string]*confirmedChain{}}
 	for id, s := range g {
@@ -53,6 +54,8 @@ func NewBaseline(g Generation) *Baseline {
 	return b
 }
 
+// prints returns the digests of rules, of their text and of their meaning, by which compare
+// recognizes them later.
 func (b *Baseline) prints(list []Rule) []print {
 	prints := make([]print, len(list))
 	for i, r := range list {
@@ -63,7 +66,8 @@ func (b *Baseline) prints(list []Rule) []print {
 
 func (b *Baseline) digest(text string) uint64 { return maphash.String(b.seed, text) }
 
-// eachChain calls do for each built-in chain that has jumps, and then for each protected chain.
+// eachChain calls do for each built-in chain that has jumps, with these, and then for each
+// protected chain. NewBaseline and Since call it.
 func (s Section) eachChain(t TableName, do func(name string, list []Rule)) {
 	for _, name := range s.JumpChains(t) {
 		var list []Rule
@@ -112,7 +116,8 @@ func (b *Baseline) Since(g Generation) []ChainChange {
 	return all
 }
 
-// gone returns the chains of the baseline that the table did not have in this turn.
+// gone returns the chains of the baseline that the table did not have in this turn, for
+// Since.
 func (b *Baseline) gone(f Family, t TableName) []ChainChange {
 	var all []ChainChange
 	for name, c := range b.tables[f.Table(t)] {
@@ -128,7 +133,8 @@ func (b *Baseline) gone(f Family, t TableName) []ChainChange {
 	return all
 }
 
-// Lacks returns the rules of list that the baseline does not have in that chain.
+// Lacks returns the rules of list that the baseline does not have in that chain. The flush
+// record and a restore name them as not confirmed.
 func (b *Baseline) Lacks(f Family, t TableName, chain string, list []Rule) []Rule {
 	c := b.tables[f.Table(t)][chain]
 	switch {
@@ -147,9 +153,9 @@ func (b *Baseline) Lacks(f Family, t TableName, chain string, list []Rule) []Rul
 	return change.Appeared
 }
 
-// compare returns the differences between the rules of a chain and prints. It returns nil if
-// they are the same in the same order. It computes meanings only of rules whose text differs,
-// because most rules of a changed chain have not changed.
+// compare returns the differences between the rules of a chain and prints, for Since and
+// Lacks. It returns nil if they are the same in the same order. It computes meanings only of
+// rules whose text differs, because most rules of a changed chain have not changed.
 func (b *Baseline) compare(prints []print, list []Rule) *ChainChange {
 	same := 0
 	for same < len(list) && same < len(prints) && b.digest(list[same].Spec) == prints[same].text {
@@ -186,7 +192,9 @@ type matching struct {
 	taken  map[int]bool
 }
 
-// match pairs the rules that have no print yet. Of several equal prints it uses the first.
+// match pairs the rules that have no print yet, for compare. of and digest take the digest
+// of a print and a rule: of the text, or of the meaning. Of several equal prints it uses the
+// first.
 func (m *matching) match(list []Rule, of func(print) uint64, digest func(Rule) uint64) {
 	if len(m.taken) == len(m.prints) || len(list) == 0 {
 		return

@@ -42,9 +42,9 @@ const (
 	ChainUnwanted
 )
 
-// Diff returns the differences between want and got. It compares rules by their meaning, and
-// jumps by chain, rule and their order among themselves: other programs may put rules between
-// them. It ignores policies.
+// Diff returns the differences between want and got, for the Drift of a table with declared
+// rules. It compares rules by their meaning, and jumps by chain, rule and their order among
+// themselves: other programs may put rules between them. It ignores policies.
 func Diff(want, got Section) Difference {
 	var d Difference
 	found := make(map[string][]Rule, len(got.Chains))
@@ -73,6 +73,8 @@ func Diff(want, got Section) Difference {
 	return d
 }
 
+// diffJumps returns the differences of jumps for Diff: those of each built-in chain's jumps,
+// with the kinds for jumps and the anchors of missing ones.
 func diffJumps(want, got []Jump) Difference {
 	var chains []string
 	wanted, found := map[string][]Rule{}, map[string][]Rule{}
@@ -105,7 +107,8 @@ func diffJumps(want, got []Jump) Difference {
 	return d
 }
 
-// sequence compares the rules of one chain.
+// sequence compares the rules of one chain for Diff; nil if they are equal in the same
+// order.
 func sequence(chain string, want, got []Rule) Difference {
 	if EqualRules(want, got) {
 		return nil
@@ -150,6 +153,8 @@ func sequence(chain string, want, got []Rule) Difference {
 }
 
 // misplaced returns the smallest set of rules that must move to put the chain in order.
+// order has places in want, in the order of got; from has the place in want of each place in
+// got. sequence calls it.
 func misplaced(chain string, want []Rule, order []int, from map[int]int) Difference {
 	stay := longestRise(order)
 	found := make(map[int]int, len(from))
@@ -171,8 +176,8 @@ func misplaced(chain string, want []Rule, order []int, from map[int]int) Differe
 	return d
 }
 
-// longestRise marks the elements of a longest rising subsequence of distinct
-// numbers (patience sorting).
+// longestRise marks the elements of a longest rising subsequence of distinct numbers
+// (patience sorting). misplaced leaves these rules where they are.
 func longestRise(list []int) []bool {
 	var piles []int // index of each pile's top
 	before := make([]int, len(list))
@@ -200,8 +205,8 @@ func longestRise(list []int) []bool {
 // String returns the lines of d, separated by line breaks.
 func (d Difference) String() string { return strings.Join(d.Lines(), "\n") }
 
-// Lines describes d for people: one line for each deviation, and one for each rule of a chain
-// that is gone or empty.
+// Lines describes d for people and logs: one line for each deviation, and one for each rule
+// of a chain that is gone or empty.
 func (d Difference) Lines() []string {
 	var lines []string
 	for _, v := range d {
@@ -210,6 +215,8 @@ func (d Difference) Lines() []string {
 	return lines
 }
 
+// lines describes one deviation for Lines, in one line or, for a chain, with a line for each
+// rule.
 func (v Deviation) lines() []string {
 	rule := ""
 	if len(v.Rules) == 1 {
@@ -241,6 +248,8 @@ func (v Deviation) lines() []string {
 	}
 }
 
+// withRules describes a chain by format, which gets its name, and lists its rules behind the
+// word with ("with" or "without").
 func (v Deviation) withRules(format, with string) []string {
 	what := fmt.Sprintf("%s its %d rules:", with, len(v.Rules))
 	switch len(v.Rules) {
@@ -256,7 +265,8 @@ func (v Deviation) withRules(format, with string) []string {
 	return lines
 }
 
-// suffix describes the place that a rule had or belongs to.
+// suffix describes the place that a rule had or belongs to, in brackets behind its line;
+// verb is "belongs " or "". It is "" if the anchor is unknown.
 func (a Anchor) suffix(verb string) string {
 	switch a.Position {
 	case Top, Bottom:
@@ -268,6 +278,7 @@ func (a Anchor) suffix(verb string) string {
 	}
 }
 
+// times writes a number of copies for people: once, twice, 3 times.
 func times(n int) string {
 	switch n {
 	case 1:

@@ -29,8 +29,9 @@ func (p Protection) Extract(t *Table, mark func(Rule) bool) Section {
 	return p.ExtractWith(t, mark, nil)
 }
 
-// ExtractWith is Extract as if protected chains held the missing rules too. A rule that cannot
-// be put back still leads to a chain.
+// ExtractWith is Extract as if protected chains held the missing rules too. A rule that
+// cannot be put back still leads to a chain. mark recognizes canaryd's own rules, which do
+// not count. A nil t gives an empty section.
 func (p Protection) ExtractWith(t *Table, mark func(Rule) bool, missing []Rule) Section {
 	var s Section
 	if t == nil {
@@ -68,8 +69,8 @@ func (p Protection) ExtractWith(t *Table, mark func(Rule) bool, missing []Rule) 
 	return s
 }
 
-// jumps returns the jumps in one built-in chain with their anchors. alone says that the chain has
-// jumps and no foreign rule.
+// jumps returns the jumps in built-in chain c with their anchors, for ExtractWith. alone
+// says that the chain has jumps and no foreign rule. mark recognizes canaryd's own rules.
 func (p Protection) jumps(t *Table, c *Chain, mark func(Rule) bool) (found []Jump, alone bool) {
 	anchor, last := Anchor{Position: Top}, 0 // found[last:] are behind the last foreign rule
 	for _, r := range c.Rules {
@@ -100,8 +101,9 @@ func (p Protection) names(t *Table, chain string, r Rule) bool {
 }
 
 // LeadingOut returns the rules of built-in chains that Rule names, but that lead into chains
-// without protection. They are not protected. The kernel refuses such a rule if its chain is
-// missing, and then all rules of its table in the same restore.
+// without protection. They are not protected, and the daemon warns of them. The kernel
+// refuses such a rule if its chain is missing, and then all rules of its table in the same
+// restore.
 func (p Protection) LeadingOut(t *Table, mark func(Rule) bool) []Jump {
 	if t == nil || p.Rule == nil {
 		return nil
@@ -117,9 +119,9 @@ func (p Protection) LeadingOut(t *Table, mark func(Rule) bool) []Jump {
 	return found
 }
 
-// follow adds the chains of other owners that protected rules lead to, directly or through each
-// other. Chains that a replay cannot write, protected or not, are added to DependsOn. The
-// missing rules count as protected.
+// follow adds to s the chains of other owners that protected rules lead to, directly or
+// through each other. Chains that a replay cannot write, protected or not, are added to
+// DependsOn. The missing rules count as protected. ExtractWith calls it.
 func (p Protection) follow(t *Table, s *Section, missing []Rule) {
 	taken := map[string]bool{}
 	from := func(list []Rule) {
@@ -192,7 +194,8 @@ func (o Others) Guards(chain string) bool {
 	return taken || o.protection.Chain(chain) && isChainName(chain)
 }
 
-// Rules yields the rules, with their chains.
+// Rules yields the rules of others, with their chains. The inventory counts them, and
+// UnguardedIn and Gone examine them.
 func (o Others) Rules() iter.Seq2[*Chain, Rule] {
 	return func(yield func(*Chain, Rule) bool) {
 		if o.table == nil {
@@ -222,7 +225,8 @@ func (o Others) guardsRule(chain string, r Rule) bool {
 	return p.Chain(r.Target) || o.taken[r.Target] || p.names(o.table, chain, r) && o.table.Chain(r.Target) == nil
 }
 
-// Gone counts the rules that are missing from now. A nil table does not exist.
+// Gone counts the rules that are missing from now, the table after a flush; nil: it does not
+// exist. The flush record shows the count: nothing puts these rules back.
 func (o Others) Gone(now *Table) (gone int) {
 	var of *Chain
 	var left map[Key]int

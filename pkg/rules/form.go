@@ -61,9 +61,9 @@ type (
 	roomForOptions    [6]setting
 )
 
-// read splits a rule's words. It returns false if iptables might read the rule in another way.
-// This is so if a plain word is in an option's place, if no known extension has the option, or
-// if a value is missing.
+// read splits a rule's words. It returns false if iptables might read the rule in another
+// way: its Meaning then is its text. This is so if a plain word is in an option's place, if
+// no known extension has the option, or if a value is missing.
 func (f *form) read(words []string) bool {
 	f.target = -1
 	not := false
@@ -87,7 +87,8 @@ func (f *form) read(words []string) bool {
 }
 
 // option reads one option with its values from the front of words, and returns the number of
-// these words. It returns 0 if it cannot read them.
+// these words; 0 if it cannot read them. not says that a "!" is before it. read and
+// readOptions call it.
 func (f *form) option(not bool, words []string) int {
 	name := words[0]
 	short, base := "", false
@@ -130,6 +131,8 @@ func (f *form) option(not bool, words []string) int {
 	return 2
 }
 
+// setBase notes an option that belongs to no extension, under its short name. It returns the
+// number of its words; 0 if the rule has the option already.
 func (f *form) setBase(short string, not bool, words []string) int {
 	b := &f.base[slices.Index(baseOrder[:], short)]
 	if b.given {
@@ -139,6 +142,8 @@ func (f *form) setBase(short string, not bool, words []string) int {
 	return len(words)
 }
 
+// load adds the extension of that name, out of the matches or the targets; an unknown one is
+// added without a vocabulary.
 func (f *form) load(name string, from map[string]*vocabulary) {
 	known := from[name]
 	if known != nil {
@@ -147,9 +152,9 @@ func (f *form) load(name string, from map[string]*vocabulary) {
 	f.exts = append(f.exts, extension{name: name, known: known})
 }
 
-// extensionOption reads an option of a match or target. iptables looks for the name in the loaded
-// extensions, the latest first. If none has it, iptables loads the match of the rule's protocol.
-// Then getopt takes the beginning of a name for the name.
+// extensionOption is option for an option of a match or target. iptables looks for the name
+// in the loaded extensions, the latest first. If none has it, iptables loads the match of
+// the rule's protocol. Then getopt takes the beginning of a name for the name.
 func (f *form) extensionOption(not bool, words []string) int {
 	last := len(f.exts) - 1
 	if last >= 0 && f.exts[last].known == nil && !f.exts[last].bare {
@@ -189,6 +194,8 @@ func (f *form) extensionOption(not bool, words []string) int {
 	return f.add(last+1, name, o, not, words)
 }
 
+// add notes an option of extension owner (an index), under name or the name that o is an
+// alias of. It returns the number of its words; 0 if values are missing.
 func (f *form) add(owner int, name string, o option, not bool, words []string) int {
 	if len(words) <= o.args {
 		return 0

@@ -85,6 +85,8 @@ type numberedJump struct {
 	text string
 }
 
+// line reads one line of a fragment for ParseFragment; nil if the line is allowed.
+// ParseFragment adds the number to an error whose Line is 0.
 func (p *fragmentParser) line(text string) *ParseError {
 	reason := ""
 	switch {
@@ -115,8 +117,8 @@ func opensTable(text string) bool {
 	return text[0] == '*' && slices.Contains(AllTables(), TableName(strings.TrimSpace(text[1:])))
 }
 
-// open begins a table, or returns why it cannot. declaration and rule do the same with their
-// lines.
+// open begins a table for line. Like declaration and rule it returns why the line is not
+// allowed, or "".
 func (p *fragmentParser) open(text string) (reason string) {
 	name := TableName(strings.TrimSpace(text[1:]))
 	switch _, again := p.all.Sections[name]; {
@@ -131,7 +133,8 @@ func (p *fragmentParser) open(text string) (reason string) {
 	return ""
 }
 
-// declaration reads ":CHAIN - [packets:bytes]".
+// declaration reads ":CHAIN - [packets:bytes]" for line, and adds the chain. It returns why
+// the line is not allowed, or "".
 func (p *fragmentParser) declaration(text string) (reason string) {
 	fields := strings.Fields(text[1:])
 	if len(fields) == 0 {
@@ -165,6 +168,8 @@ func (p *fragmentParser) declaration(text string) (reason string) {
 	return ""
 }
 
+// rule reads -A or -I and adds the rule to its chain. In a built-in chain it must be a jump,
+// which close checks. It returns why the line is not allowed, or "".
 func (p *fragmentParser) rule(text string) (reason string) {
 	command, reason := withoutCounters(text)
 	if reason != "" {
@@ -252,8 +257,8 @@ var hostOptions = []string{
 	"--vaddr", "--src-pfx", "--dst-pfx", "--ahres", "--rt-0-addrs",
 }
 
-// checkAddress returns why a rule of that family may not have text, an address with or without
-// a mask, or "".
+// checkAddress returns why a rule of that family may not have text, an address with or
+// without a mask, or "". checkWords calls it for -s, -d and the like.
 func checkAddress(text string, family Family) string {
 	if strings.Contains(text, ",") {
 		return fmt.Sprintf("lists addresses (%s), which iptables splits into several rules: write one rule for each", text)
@@ -272,7 +277,8 @@ func checkAddress(text string, family Family) string {
 	}
 }
 
-// close ends a table: its jumps must lead to its chains.
+// close ends a table at COMMIT and adds its section. An error means that a rule in a
+// built-in chain jumps to no chain of the table, or that a jump is there twice.
 func (p *fragmentParser) close() *ParseError {
 	s := Section{Chains: p.table.Chains}
 	for i, h := range p.jumps {
@@ -298,8 +304,9 @@ func (p *fragmentParser) close() *ParseError {
 	return nil
 }
 
-// Then returns the section that results from loading later after s. The top jumps of later are
-// placed before the jumps of s, and its bottom jumps behind them.
+// Then returns the section that results from loading later after s. The top jumps of later
+// are placed before the jumps of s, and its bottom jumps behind them. internal/source joins
+// its sources so, in their order.
 func (s Section) Then(later Section) Section {
 	var top, bottom []Jump
 	for _, h := range later.Jumps {
@@ -314,9 +321,10 @@ func (s Section) Then(later Section) Section {
 	return joined
 }
 
-// chainsOfOthers returns the targets of t's rules that must be other owners' chains. These are
-// the operands of -g, and names that no extension can have: extensions use capitals and digits
-// only. A target such as DOCKER may be an extension and is not returned.
+// chainsOfOthers returns the targets of t's rules that must be other owners' chains; close
+// makes them the section's DependsOn. These are the operands of -g, and names that no
+// extension can have: extensions use capitals and digits only. A target such as DOCKER is
+// not returned.
 func chainsOfOthers(t *Table) []string {
 	var found []string
 	for i := range t.Chains {

@@ -61,7 +61,8 @@ func (h Jump) Into() string {
 // Same reports whether two jumps are the same rule in the same chain, at any place.
 func (h Jump) Same(o Jump) bool { return h.Chain == o.Chain && h.Rule.Equal(o.Rule) }
 
-// Copies counts the jumps that are the same as h.
+// Copies counts the jumps that are the same as h. A jump is doubled if a read has more
+// copies than the generation.
 func Copies(jumps []Jump, h Jump) int {
 	n := 0
 	for _, k := range jumps {
@@ -95,7 +96,8 @@ type Anchor struct {
 // MarshalText writes a rule as its text. UnmarshalText finds the target in it.
 func (r Rule) MarshalText() ([]byte, error) { return []byte(r.Spec), nil }
 
-// UnmarshalText reads the output of MarshalText.
+// UnmarshalText reads the output of MarshalText, from a stored generation. The error is
+// ParseRule's.
 func (r *Rule) UnmarshalText(text []byte) error {
 	rule, err := ParseRule(string(text))
 	if err != nil {
@@ -105,7 +107,7 @@ func (r *Rule) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// Chain returns the protected chain of that name.
+// Chain returns the protected chain of that name; false if the section has none.
 func (s Section) Chain(name string) (Chain, bool) {
 	i := slices.IndexFunc(s.Chains, func(c Chain) bool { return c.Name == name })
 	if i < 0 {
@@ -120,8 +122,8 @@ func (s Section) IsLedTo(chain string) bool {
 	return is
 }
 
-// NotLedTo returns the names without those of chains that are guarded only because protected rules
-// lead to them.
+// NotLedTo returns the names without those of chains that are guarded only because protected
+// rules lead to them. Callers do not delete these chains, and do not count them as deleted.
 func (s Section) NotLedTo(names []string) []string {
 	if len(s.LedTo) == 0 {
 		return names
@@ -130,6 +132,7 @@ func (s Section) NotLedTo(names []string) []string {
 }
 
 // JumpChains returns the built-in chains that hold jumps, in the order of netfilter's hooks.
+// A replay and a baseline treat one such chain after the other.
 func (s Section) JumpChains(table TableName) []string {
 	var names []string
 	for _, name := range builtin[table] {
@@ -141,6 +144,7 @@ func (s Section) JumpChains(table TableName) []string {
 }
 
 // RuleCount returns the number of rules, jumps included, without chains that are left out.
+// Status shows it, and Learn judges by it how much a table shrank.
 func (s Section) RuleCount() int {
 	n := 0
 	for _, h := range s.Jumps {
@@ -168,8 +172,8 @@ func (g Generation) Counts() (rules, chains int) {
 	return rules, chains
 }
 
-// Clone returns a generation whose maps can be changed without changing g.
-// Chains and rules are shared; they are never changed in place.
+// Clone returns a generation whose maps can be changed without changing g; for a nil g, an
+// empty one. Chains and rules are shared; they are never changed in place.
 func (g Generation) Clone() Generation {
 	if g == nil {
 		return Generation{}
@@ -209,6 +213,8 @@ func (g Generation) ID() string {
 	return hex.EncodeToString(h.Sum(nil))[:12]
 }
 
+// digest writes to h all that ID depends on: chains by name, their rules, and jumps with
+// anchors.
 func (s Section) digest(h hash.Hash) {
 	// h gets large pieces: single words would need as much time for the calls as for SHA-256.
 	const piece = 32 << 10
@@ -234,7 +240,8 @@ func (s Section) digest(h hash.Hash) {
 	_, _ = h.Write(buf)
 }
 
-// byName returns the indexes of the chains in the order of their names.
+// byName returns the indexes of the chains in the order of their names, for comparisons and
+// digests that ignore the chains' order.
 func (s Section) byName() []int {
 	order := make([]int, len(s.Chains))
 	for i := range order {
@@ -251,8 +258,9 @@ func (s Section) Equal(o Section) bool {
 	return len(s.Chains) == len(o.Chains) && slices.EqualFunc(s.Jumps, o.Jumps, equalJump) && s.equalChains(o)
 }
 
-// equalChains compares chains in their given order. If iptables printed both sections, that is
-// the order of names. If the names differ, it sorts them first.
+// equalChains reports for Equal whether two sections have equal chains. It compares them in
+// their given order: if iptables printed both sections, that is the order of names. If the
+// names differ, it sorts them first.
 func (s Section) equalChains(o Section) bool {
 	if slices.EqualFunc(s.Chains, o.Chains, func(a, b Chain) bool { return a.Name == b.Name }) {
 		return slices.EqualFunc(s.Chains, o.Chains, equalChain)
@@ -276,8 +284,9 @@ func EqualRules(a, b []Rule) bool {
 	return sameMemory(a, b) || slices.EqualFunc(a, b, Rule.Equal)
 }
 
-// OnlyIn returns the rules of a that b lacks. If a has more copies of a rule than b, it returns
-// as many copies as b lacks.
+// OnlyIn returns the rules of a that b lacks. If a has more copies of a rule than b, it
+// returns as many copies as b lacks. A replay finds so the rules that it changes, and a
+// verdict the removed rules.
 func OnlyIn(a, b []Rule) []Rule {
 	if sameMemory(a, b) {
 		return nil

@@ -23,7 +23,8 @@ func (r Rule) Words() ([]string, error) { return Split(r.Spec) }
 // Mentions reports whether the rule's text has this piece: a cheap test before a call of Words.
 func (r Rule) Mentions(piece string) bool { return strings.Contains(r.Spec, piece) }
 
-// Comment returns the first comment of the rule's text.
+// Comment returns the first comment of the rule's text, by which owners, containers and
+// canaryd's marks are recognized; false if there is none.
 func (r Rule) Comment() (comment string, found bool) {
 	words, err := r.Words()
 	i := slices.Index(words, "--comment")
@@ -33,8 +34,9 @@ func (r Rule) Comment() (comment string, found bool) {
 	return words[i+1], true
 }
 
-// Goto reports whether a packet that the rule sends to a chain may not return behind the rule.
-// The text has -g, or the rule is opaque and its label has no -j.
+// Goto reports whether the rule leads to a chain by -g: packets do not return to the rule
+// behind it. An opaque rule counts as -g unless its label shows -j. A replay decides by it
+// which rules may follow missing ones (fates). It is false without a Target.
 func (r Rule) Goto() bool {
 	text, _ := r.Readable()
 	end := " -g "

@@ -31,9 +31,9 @@ func (t *Table) AnyLeftOut() bool {
 // LeftOut reports whether the jump replaces all jumps of a built-in chain that is left out.
 func (h Jump) LeftOut() bool { return h.Named && h.Rule.LeftOut() }
 
-// WitnessedChains returns the built-in chains that get a witness: the chains with jumps, in the
-// order of netfilter's hooks. A chain that is left out gets none, because canaryd could not
-// find its witness there.
+// WitnessedChains returns the built-in chains that get a witness when a replay plants marks:
+// the chains with jumps, in the order of netfilter's hooks. A chain that is left out gets
+// none, because canaryd could not find its witness there.
 func (s Section) WitnessedChains(table TableName) []string {
 	var names []string
 	for _, name := range s.JumpChains(table) {

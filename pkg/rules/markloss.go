@@ -36,8 +36,8 @@ var markOptions = []string{"--restore-skmark", "--map-mark", "--tproxy-mark"}
 // markExtensions are the extensions that read marks or change them.
 var markExtensions = []string{"mark", "connmark", "bpf", "socket", "rpfilter", "SET", "TPROXY", "MARK", "CONNMARK", "HMARK"}
 
-// MarkLoss returns how marks may differ where the rule is lost. It ignores the rules of a chain
-// that the rule leads to.
+// MarkLoss returns how marks may differ where the rule is lost. A replay decides by it which
+// rules must wait. It ignores the rules of a chain that the rule leads to.
 func (r Rule) MarkLoss() MarkLoss {
 	if _, opaque := r.Opaque(); opaque {
 		text, known := r.decoded(markExtensions...)
@@ -92,8 +92,9 @@ func (l MarkLoss) Without(bits uint32) MarkLoss {
 	return MarkLoss{l.Unset &^ bits, l.Uncleared &^ bits}
 }
 
-// Misleads reports whether the rule may match too few packets, or too many, if marks differ by
-// this loss.
+// Misleads reports whether the rule may match too few packets (less), or too many (more), if
+// marks differ by this loss. A replay then lets it wait. Both are true if the rule's tests
+// are unknown.
 func (l MarkLoss) Misleads(r Rule) (less, more bool) {
 	if l == (MarkLoss{}) {
 		return false, false
@@ -114,7 +115,7 @@ func (l MarkLoss) Misleads(r Rule) (less, more bool) {
 }
 
 // MarkBit returns the bit of a packet's mark that the rule tests, if it tests a single bit;
-// else 0.
+// else 0. A replay leaves that bit out of a MarkLoss (marksBy).
 func (r Rule) MarkBit() uint32 {
 	tests, known := r.markTests()
 	if !known || len(tests) != 1 || tests[0].ofConnection || bits.OnesCount32(tests[0].mask) != 1 {
@@ -130,7 +131,8 @@ type markTest struct {
 	ofConnection bool
 }
 
-// markTests returns how the rule tests marks; false if that is not known.
+// markTests returns how the rule tests marks, for Misleads and MarkBit; known is false if
+// that is not known. No tests and true: the rule does not look at marks.
 func (r Rule) markTests() (tests []markTest, known bool) {
 	if _, opaque := r.Opaque(); opaque {
 		if r, known = r.decoded(markExtensions...); !known {
@@ -166,7 +168,8 @@ func (r Rule) markTests() (tests []markTest, known bool) {
 	return tests, true
 }
 
-// form returns the rule split into its options; false if its text could not be read.
+// form returns the rule split into its options, for MarkLoss and markTests; false if its
+// text could not be read. Any mark may then differ.
 func (r Rule) form() (f form, ok bool) {
 	words, err := r.Words()
 	ok = err == nil && f.read(words)

@@ -5,8 +5,9 @@ import (
 	"strings"
 )
 
-// Equal reports whether two rules mean the same to the kernel, in one family, in any spelling:
-// whether their Meanings are equal.
+// Equal reports whether two rules mean the same to the kernel, in one family, in any
+// spelling: whether their Meanings are equal. Comparisons of a read with the generation use
+// it.
 //
 // It never reports two meanings as equal. It may report two spellings of one meaning as
 // different, where this package does not know the match, the option or a name in it.
@@ -62,6 +63,7 @@ func (r Rule) Meaning() string {
 	return string(w.text)
 }
 
+// quoteAll returns words as a rule's text, each quoted where needed.
 func quoteAll(words []string) string {
 	quoted := make([]string, len(words))
 	for i := range words {
@@ -83,6 +85,8 @@ type canonicalOption struct {
 	name, value string // value is quoted, and empty if there is none
 }
 
+// word adds a word to the canonical text, behind a space unless it is the first. The caller
+// has quoted it.
 func (w *writer) word(text string) {
 	if len(w.text) > 0 {
 		w.text = append(w.text, ' ')
@@ -90,6 +94,8 @@ func (w *writer) word(text string) {
 	w.text = append(w.text, text...)
 }
 
+// rule writes the canonical text of the whole rule for Meaning: base options, matches,
+// comments, target. It sorts neighbouring pure matches.
 func (w *writer) rule() {
 	for i := range w.base {
 		w.baseOption(&w.base[i])
@@ -115,8 +121,8 @@ func (w *writer) rule() {
 	}
 }
 
-// order returns the matches without comments, in their order. A match that merges into an
-// earlier one is not listed, and its options move to the earlier match.
+// order returns the matches without comments, in their order, for rule. A match that merges
+// into an earlier one is not listed, and its options move to the earlier match.
 func (w *writer) order() []int {
 	order := make([]int, 0, len(w.form.exts))
 	for i := range w.exts {
@@ -136,8 +142,8 @@ func (w *writer) order() []int {
 	return order
 }
 
-// mergesInto returns the earlier match that takes the options of match i, or -1. Only pure
-// matches may be between the two.
+// mergesInto returns the earlier match, out of before, that takes the options of match i, or
+// -1. Only pure matches may be between the two. order calls it.
 func (w *writer) mergesInto(before []int, i int) int {
 	known := w.exts[i].known
 	if known == nil || !known.merges {
@@ -153,7 +159,8 @@ func (w *writer) mergesInto(before []int, i int) int {
 	return before[n]
 }
 
-// disjoint reports whether two extensions of one name share no option.
+// disjoint reports whether extensions a and b, of one name, share no option. mergesInto lets
+// only such a pair merge. It overwrites w.options.
 func (w *writer) disjoint(a, b int) bool {
 	w.gather(a)
 	first := slices.Clone(w.options)
@@ -167,7 +174,8 @@ func (w *writer) isComment(i int) bool { return i != w.target && w.exts[i].name 
 
 func (w *writer) isPure(i int) bool { return w.exts[i].known != nil && w.exts[i].known.pure }
 
-// run writes a single match, or neighbouring matches whose order has no meaning.
+// run writes a single match, or neighbouring matches whose order has no meaning; these it
+// sorts. rule calls it for each such group.
 func (w *writer) run(matches []int) {
 	if len(matches) == 1 {
 		w.extension("-m", matches[0])
@@ -223,12 +231,14 @@ func (w *writer) baseOption(s *setting) {
 	w.word(Quote(text))
 }
 
+// not adds "!" before an option that is negated.
 func (w *writer) not(not bool) {
 	if not {
 		w.word("!")
 	}
 }
 
+// extension writes extension i with its options behind flag, which is -m, -j or -g.
 func (w *writer) extension(flag string, i int) {
 	w.word(flag)
 	w.word(Quote(w.exts[i].name))
@@ -242,7 +252,8 @@ func (w *writer) extension(flag string, i int) {
 	}
 }
 
-// gather sets w.options to the options of extension i; it sorts those of a known extension.
+// gather sets w.options to the options of extension i in canonical spelling; it sorts those
+// of a known extension. extension and disjoint call it.
 func (w *writer) gather(i int) {
 	w.options = w.options[:0]
 	known := w.exts[i].known
@@ -260,7 +271,8 @@ func (w *writer) gather(i int) {
 	}
 }
 
-// translate appends one option of a known extension in its canonical spelling.
+// translate appends one option of a known extension in its canonical spelling, for gather.
+// If a value cannot be read, the option stays as it is.
 func (w *writer) translate(known *vocabulary, s *setting) {
 	o := known.options[s.name]
 	values := ""
@@ -294,6 +306,8 @@ func (w *writer) translate(known *vocabulary, s *setting) {
 	}
 }
 
+// addUnlessDefault adds an option to w.options, unless its value is the default of the
+// extension: then it has no meaning.
 func (w *writer) addUnlessDefault(known *vocabulary, s canonicalOption) {
 	if s.not || !slices.Contains(known.defaults[s.name], s.value) {
 		w.options = append(w.options, s)

@@ -2,9 +2,9 @@ package rules
 
 import "slices"
 
-// Narrow returns the protected part of a generation. A generation of an earlier run may have
-// more rules. They are still in the kernel, but canaryd no longer reads them; this must count
-// neither as their loss nor as their removal.
+// Narrow returns the protected part of a generation, which the daemon recalls at its start
+// or restores on request. A generation of an earlier run may have more rules. They are still
+// in the kernel, but canaryd no longer reads them; this is neither a loss nor a removal.
 func (p Protection) Narrow(g Generation) Generation {
 	narrowed := Generation{}
 	for id, s := range g {
@@ -13,6 +13,8 @@ func (p Protection) Narrow(g Generation) Generation {
 	return narrowed
 }
 
+// narrow is Narrow for the section of table t. It keeps chains of others to which the
+// remaining chains lead.
 func (p Protection) narrow(t TableName, s Section) Section {
 	next, dropped := s, map[string]bool{} // built-in chains that lose a jump
 	next.Jumps = slices.DeleteFunc(slices.Clone(s.Jumps), func(h Jump) bool {

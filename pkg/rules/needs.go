@@ -18,8 +18,9 @@ var setOptions = []string{"--match-set", "--add-set", "--del-set", "--map-set"}
 
 const accountOption = "--nfacct-name"
 
-// Needs returns the objects that the rule depends on. It splits a text only if the text may
-// name an object. An opaque rule has the names of its ipsets next to its bytes.
+// Needs returns the objects that the rule depends on. A replay that was refused looks by it
+// for missing or replaced sets. It splits a text only if the text may name an object. An
+// opaque rule has the names of its ipsets next to its bytes.
 func (r Rule) Needs() Needs {
 	var n Needs
 	if strings.HasPrefix(r.Spec, opaqueStart) {
@@ -51,8 +52,9 @@ func (r Rule) Needs() Needs {
 // freeText are the options whose value is free text.
 var freeText = []string{"--comment", "--log-prefix", "--nflog-prefix", "--string", "--hex-string"}
 
-// WithoutAccount returns the rule without its matches "nfacct" of that name. They only count, so
-// the rule matches the same packets without them.
+// WithoutAccount returns the rule without its matches "nfacct" of that name, for a replay
+// where the kernel lacks the counter. They only count, so the rule matches the same packets
+// without them.
 func (r Rule) WithoutAccount(name string) Rule {
 	words, err := r.Words()
 	if _, opaque := r.Opaque(); opaque || err != nil {
@@ -75,7 +77,9 @@ func (r Rule) WithoutAccount(name string) Rule {
 // jumpOptions are the options that name a rule's target.
 var jumpOptions = []string{"-j", "-g", "--jump", "--goto"}
 
-// WithTarget returns the rule with its target replaced by chain. It matches the same packets.
+// WithTarget returns the rule with its target replaced by chain. It matches the same
+// packets. A trial writes a rule so if its own target is a chain that does not exist yet. An
+// opaque rule stays as it is.
 func (r Rule) WithTarget(chain string) Rule {
 	words, err := r.Words()
 	if _, opaque := r.Opaque(); opaque || err != nil {
@@ -94,6 +98,7 @@ func (r Rule) WithTarget(chain string) Rule {
 }
 
 // Needs returns the objects that the section's rules depend on, each once, sorted by name.
+// The daemon stores the ipsets of these names.
 func (s Section) Needs() Needs {
 	var all Needs
 	add := func(r Rule) {
@@ -115,8 +120,8 @@ func (s Section) Needs() Needs {
 	return all
 }
 
-// Without returns the section without the rules and jumps for which left returns true. Chains
-// remain, even without a rule.
+// Without returns the section without the rules and jumps for which left returns true, for
+// replays that leave them out. Chains remain, even without a rule. s does not change.
 func (s Section) Without(left func(chain string, r Rule) bool) Section {
 	chains := s.Chains
 	for i, c := range s.Chains {

@@ -43,7 +43,8 @@ func OpaqueRule(identity []byte, target, reason string) Rule {
 // An Identity is the digest that names an opaque rule.
 type Identity [8]byte
 
-// IdentityOf returns the Identity of the rule whose bytes are parts, one after the other.
+// IdentityOf returns the Identity of the rule whose bytes are parts, one after the other:
+// expressions, user data and, for sets, their names.
 func IdentityOf(parts ...[]byte) (id Identity) {
 	sum := sha256.New()
 	for _, part := range parts {
@@ -75,8 +76,8 @@ func IdentityOfSets(expressions, userdata []byte, sets []string) Identity {
 	return IdentityOf(expressions, userdata, []byte(setsStart), joinSets(sets))
 }
 
-// joinSets returns names with a NUL behind each. No name has a NUL, because the kernel ends it
-// there.
+// joinSets returns names with a NUL behind each, for an Identity and a Spec. No name has a
+// NUL, because the kernel ends it there.
 func joinSets(sets []string) []byte {
 	var all []byte
 	for _, name := range sets {
@@ -85,6 +86,8 @@ func joinSets(sets []string) []byte {
 	return all
 }
 
+// opaqueRule returns the opaque rule with the packed bytes, "" for none. It leaves out a
+// target that could be misread, and replaces control characters in the reason.
 func (id Identity) opaqueRule(bytes, target, reason string) Rule {
 	to := ""
 	if target != "" && !strings.ContainsFunc(target, func(c rune) bool { return c <= ' ' || c >= 0x7f || c == ':' }) {
@@ -99,13 +102,16 @@ func (id Identity) opaqueRule(bytes, target, reason string) Rule {
 	return parseOpaque(fmt.Sprintf("%s%x%s%s: %s", opaqueStart, id[:], bytes, to, reason))
 }
 
+// parseOpaque returns the rule whose Spec opaqueRule made; its Target is the word behind "
+// to ". ParseRule calls it for such a Spec.
 func parseOpaque(spec string) Rule {
 	head, _, _ := strings.Cut(spec[len(opaqueStart):], ": ")
 	_, target, _ := strings.Cut(head, " to ")
 	return Rule{Spec: spec, Target: target}
 }
 
-// Opaque reports whether the rule has no text that may be written, and why.
+// Opaque reports whether the rule has no text that may be written, and why. Fragments refuse
+// such rules, and status lists them: a replay writes them only from their bytes.
 func (r Rule) Opaque() (reason string, opaque bool) {
 	if !strings.HasPrefix(r.Spec, opaqueStart) {
 		return "", false
@@ -114,8 +120,9 @@ func (r Rule) Opaque() (reason string, opaque bool) {
 	return reason, true
 }
 
-// IdentityText returns the digest that names an opaque rule. Opaque rules with the same digest
-// are the same rule, even if their reasons differ. It is false for any other rule.
+// IdentityText returns the digest that names an opaque rule; Equal and Meaning compare it.
+// Opaque rules with the same digest are the same rule, even if their reasons differ. It is
+// false for any other rule.
 func (r Rule) IdentityText() (digest string, opaque bool) {
 	if !strings.HasPrefix(r.Spec, opaqueStart) {
 		return "", false
@@ -131,8 +138,8 @@ const (
 	matchingStart = "canaryd knows only its bytes, which do nothing but match: "
 )
 
-// Decoded returns the reason of an opaque rule that has only this label. acts says that the
-// rule does more than match and count.
+// Decoded returns the reason of an opaque rule that has only this label, for Readable to
+// find. acts says that the rule does more than match and count. pkg/iptables calls it.
 func Decoded(label string, acts bool) (reason string) {
 	if !acts {
 		return matchingStart + label
@@ -147,7 +154,8 @@ func (r Rule) Matches() bool {
 }
 
 // Readable returns the rule's text, or the label of an opaque rule: the words that canaryd
-// knows for it. It is false for an opaque rule without a label.
+// knows for it. Words "rule:" of --protect match it. It is false for an opaque rule without
+// a label.
 func (r Rule) Readable() (text string, ok bool) {
 	reason, opaque := r.Opaque()
 	if !opaque {
@@ -159,8 +167,8 @@ func (r Rule) Readable() (text string, ok bool) {
 	return strings.CutPrefix(reason, decodedStart)
 }
 
-// Label returns the rule as people read it: its text or label, or the Spec of an opaque rule
-// without its bytes.
+// Label returns the rule as people read it, in status and logs: its text or label. For an
+// opaque rule without a label that is its Spec without its bytes.
 func (r Rule) Label() string {
 	if text, ok := r.Readable(); ok {
 		return text
@@ -176,8 +184,8 @@ func (r Rule) Label() string {
 }
 
 // Bytes returns the bytes of an opaque rule in the form of the arguments of OpaqueBytes and
-// OpaqueSets. It is false if the rule has no bytes, or if its digest does not match them. sets
-// is nil without ipsets.
+// OpaqueSets; a replay writes them. ok is false if the rule has no bytes, or if its digest
+// does not match them. sets is nil without ipsets.
 func (r Rule) Bytes() (expressions, userdata []byte, sets []string, ok bool) {
 	packed, names, digest := r.packed()
 	if packed == nil {
@@ -202,7 +210,8 @@ func (r Rule) HasBytes() bool {
 	return packed != nil
 }
 
-// setNames returns the names of the ipsets that an opaque rule has next to its bytes.
+// setNames returns the names of the ipsets that an opaque rule has next to its bytes, for
+// Needs; nil if none are known.
 func (r Rule) setNames() []string {
 	_, names, _ := r.packed()
 	if names == nil {
@@ -213,7 +222,8 @@ func (r Rule) setNames() []string {
 }
 
 // packed returns the packed bytes of an opaque rule, the names of its ipsets, each nil if it
-// has none, and its digest.
+// has none, and its digest. Bytes, HasBytes and setNames call it. For any other rule the
+// digest is "".
 func (r Rule) packed() (packed, names *string, digest string) {
 	digest, opaque := r.IdentityText()
 	if !opaque {
@@ -232,7 +242,8 @@ func (r Rule) packed() (packed, names *string, digest string) {
 	return &text, names, digest
 }
 
-// splitSets reads the output of joinSets, as base64.
+// splitSets reads the output of joinSets, as base64. False: the text is damaged, and the
+// rule then counts as one without bytes.
 func splitSets(text string) (sets []string, ok bool) {
 	joined, err := base64.RawStdEncoding.DecodeString(text)
 	if err != nil || len(joined) == 0 || len(joined) > maxBytes || joined[len(joined)-1] != 0 {
@@ -245,8 +256,8 @@ func splitSets(text string) (sets []string, ok bool) {
 // has a length of 16 bits, as an entry of x_tables has. User data have up to 256 bytes.
 const maxBytes = 64<<10 + 512
 
-// packBytes returns the bytes of a rule as text. Most bytes are zero: a run of zeros takes two
-// bytes.
+// packBytes returns the bytes of a rule as text for its Spec. Most bytes are zero: a run of
+// zeros takes two bytes. Nil userdata and empty userdata differ.
 func packBytes(expressions, userdata []byte) string {
 	plain := append(binary.AppendUvarint(nil, uint64(len(expressions))), expressions...)
 	if userdata != nil {
@@ -266,7 +277,8 @@ func packBytes(expressions, userdata []byte) string {
 	return base64.RawStdEncoding.EncodeToString(packed)
 }
 
-// unpackBytes reads the output of packBytes.
+// unpackBytes reads the output of packBytes for Bytes. False: the text is damaged or too
+// long.
 func unpackBytes(text string) (expressions, userdata []byte, ok bool) {
 	packed, err := base64.RawStdEncoding.DecodeString(text)
 	if err != nil {
@@ -294,7 +306,8 @@ func unpackBytes(text string) (expressions, userdata []byte, ok bool) {
 	return expressions, userdata, true
 }
 
-// whyNotWritable returns why a rule's text may not be written back, or "".
+// whyNotWritable returns why a rule's text may not be written back, or "". ParseRule makes
+// such a rule opaque. understood is target's result.
 func whyNotWritable(spec string, words []string, understood bool) string {
 	switch {
 	case len(spec) > MaxSpec:

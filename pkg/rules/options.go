@@ -63,7 +63,8 @@ func readOptions(words []string, base func(option, value string) string) string 
 }
 
 // understood reports whether all extensions of a form are known, and no second value of an
-// option looks like an option.
+// option looks like an option. For any other rule ParseRule checks the text before it may be
+// written.
 func (f *form) understood() bool {
 	for i := range f.exts {
 		if f.exts[i].known == nil && !f.exts[i].bare {
@@ -78,7 +79,8 @@ func (f *form) understood() bool {
 	return true
 }
 
-// skip returns the number of words of an option that form.option cannot read.
+// skip returns the number of words, 1 or 2, of an option that form.option cannot read.
+// readOptions continues behind them.
 func (f *form) skip(words []string) int {
 	short := baseOptions[words[0]]
 	if len(words) > 1 && (short != "" && short != "-f" || slices.Contains(freeText, words[0]) || slices.Contains(hostOptions, words[0])) {
@@ -92,7 +94,8 @@ func (f *form) skip(words []string) int {
 // iptables 1.8.7 to 1.8.13 has any.
 var ambiguous = map[string]string{"--pol": "policy", "--set": "connlabel", "--new": "CLUSTERIP"}
 
-// owns reports whether a known extension of the rule has the option.
+// owns reports whether a known extension of the rule has the option. readOptions then does
+// not call misread.
 func (f *form) owns(word string) bool {
 	for i := range f.exts {
 		k := f.exts[i].known
@@ -111,6 +114,7 @@ func (f *form) owns(word string) bool {
 }
 
 // misread returns why getopt does not take a word for a complete option of a rule, or "".
+// With a reason, the rule must not be written back. readOptions calls it.
 func (f *form) misread(word string) string {
 	if baseOptions[word] != "" {
 		return ""

@@ -16,6 +16,8 @@ type ParseError struct {
 	Reason string
 }
 
+// Error names the line, if there is one, the first 120 bytes of its text, if it may be
+// shown, and the reason.
 func (e *ParseError) Error() string {
 	text := e.Text
 	if len(text) > 120 {
@@ -90,7 +92,8 @@ type lineReader struct {
 	err    error
 }
 
-// next returns the next line. It is valid until the next call.
+// next returns the next line for ParseSome, cut off at maxLine bytes. It is valid until the
+// next call. The error is io.EOF at the end, or the reader's.
 func (l *lineReader) next() ([]byte, error) {
 	if l.err != nil {
 		return nil, l.err
@@ -125,8 +128,8 @@ type parser struct {
 	skip func(t TableName, chain string, line int) bool // nil: none
 }
 
-// skips marks the chain of a rule's line as left out, if skip says so, and reports whether it
-// did.
+// skips marks the chain of a rule's line as left out, if p.skip says so, and reports whether
+// it did. ParseSome then ignores the line.
 func (p *parser) skips(line []byte) bool {
 	rest, found := bytes.CutPrefix(line, []byte("-A "))
 	if !found || p.table == nil {
@@ -143,8 +146,8 @@ func (p *parser) skips(line []byte) bool {
 	return true
 }
 
-// sharesChain takes the line that declares a chain, if the known table has the chain, and reports
-// whether it did.
+// sharesChain takes the line that declares a chain, if the known table has the chain, and
+// reports whether it did. Otherwise ParseSome reads the line itself.
 func (p *parser) sharesChain(line []byte) bool {
 	rest, found := bytes.CutPrefix(line, []byte(":"))
 	name, policy, _ := bytes.Cut(rest, []byte(" "))
@@ -160,8 +163,9 @@ func (p *parser) sharesChain(line []byte) bool {
 	return true
 }
 
-// sharesRule takes a rule's line if the known table has the same text in that place, and the same
-// rules before it in the chain. Then the chain shares the known table's rules.
+// sharesRule takes a rule's line if the known table has the same text in that place, and the
+// same rules before it in the chain. Then the chain shares the known table's rules. False:
+// ParseSome reads the line itself.
 func (p *parser) sharesRule(line []byte) bool {
 	rest, found := bytes.CutPrefix(line, []byte("-A "))
 	if !found || line[len(line)-1] == '\r' {
@@ -183,7 +187,8 @@ func (p *parser) sharesRule(line []byte) bool {
 	return true
 }
 
-// line reads a line, or returns why it does not follow the format.
+// line reads a line of iptables-save for ParseSome, or returns why it does not follow the
+// format; "" if it does.
 func (p *parser) line(text string) (reason string) {
 	switch {
 	case p.table == nil && strings.TrimSpace(text) == "":
@@ -231,7 +236,8 @@ func (p *parser) comment(text string) {
 	p.unreadable[TableName(name)] = &ParseError{Text: text, Reason: "holds rules that iptables cannot print"}
 }
 
-// declaration reads ":NAME POLICY [packets:bytes]".
+// declaration reads ":NAME POLICY [packets:bytes]" for line, and adds the chain. It returns
+// why it cannot, or "".
 func (p *parser) declaration(text string) (reason string) {
 	fields := strings.Fields(text[1:])
 	if len(fields) < 2 {
@@ -247,7 +253,7 @@ func (p *parser) declaration(text string) (reason string) {
 }
 
 // withoutCounters returns a rule's line without the counters that iptables-save -c prints
-// first, or why it cannot remove them.
+// first. reason says why it cannot remove them; "" if it can.
 func withoutCounters(line string) (rule, reason string) {
 	if !strings.HasPrefix(line, "[") {
 		return line, ""
@@ -259,6 +265,8 @@ func withoutCounters(line string) (rule, reason string) {
 	return rule, ""
 }
 
+// rule reads "-A CHAIN RULE" for line, and adds the rule to its chain. It returns why it
+// cannot, or "".
 func (p *parser) rule(text string) (reason string) {
 	line, reason := withoutCounters(text)
 	if reason != "" {
@@ -277,8 +285,9 @@ func (p *parser) rule(text string) (reason string) {
 	return ""
 }
 
-// ParseRule reads a rule's text: the part behind "-A CHAIN ". A rule whose text may not be
-// written back is opaque. The error is a *ParseError.
+// ParseRule reads a rule's text: the part behind "-A CHAIN ". Fragments, stored generations
+// and scripts are read so. A rule whose text may not be written back is opaque. The error is
+// a *ParseError: the text cannot be split, or its bytes do not fit its digest.
 func ParseRule(spec string) (Rule, error) {
 	if strings.HasPrefix(spec, opaqueStart) {
 		rule := parseOpaque(spec)
@@ -312,7 +321,8 @@ func PrintedRule(spec string) Rule {
 	return rule
 }
 
-// reasonOf returns the reason of a *ParseError, without the text.
+// reasonOf returns the reason of a *ParseError, without the text; of any other error its
+// message.
 func reasonOf(err error) string {
 	if wrong, ok := errors.AsType[*ParseError](err); ok {
 		return wrong.Reason
@@ -320,8 +330,9 @@ func reasonOf(err error) string {
 	return err.Error()
 }
 
-// target returns the target of a rule. understood says that each word is a known option of a
-// rule or its value.
+// target returns the target of a rule for ParseRule; "" if it has none. understood says that
+// each word is a known option of a rule or its value. Otherwise ParseRule checks whether the
+// text may be written.
 func target(words []string) (name string, understood bool) {
 	var exts roomForExtensions
 	var opts roomForOptions

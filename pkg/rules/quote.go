@@ -27,8 +27,8 @@ func Split(line string) ([]string, error) {
 	return words, nil
 }
 
-// splitWord returns the first word of text, and the number of its bytes in text; 0 if a quote
-// is not closed.
+// splitWord returns the first word of text for Split, and the number of its bytes in text; 0
+// if a quote is not closed.
 func splitWord(text string) (word string, length int) {
 	end := strings.IndexAny(text, " \t\"")
 	switch {
@@ -67,7 +67,8 @@ func splitWord(text string) (word string, length int) {
 	return b.String(), len(text)
 }
 
-// Quote writes one word so that Split and iptables read it back unchanged.
+// Quote writes one word so that Split and iptables read it back unchanged. It quotes only
+// where that is needed.
 func Quote(word string) string {
 	if word != "" && !strings.ContainsAny(word, " \t\"'\\") {
 		return word

@@ -118,7 +118,8 @@ func NewTable(name TableName) *Table {
 	return &Table{Name: name, index: map[string]int{}}
 }
 
-// Grow makes room for n more chains at once.
+// Grow makes room for n more chains at once. Readers of tables call it before they add
+// chains.
 func (t *Table) Grow(n int) {
 	t.Chains = slices.Grow(t.Chains, n)
 	if len(t.index) == 0 {
@@ -126,9 +127,9 @@ func (t *Table) Grow(n int) {
 	}
 }
 
-// With returns a copy of the table in which these chains replace those of the same names. Chains
-// with other names are ignored. The copy shares the index with t: after With, neither of them may
-// get or lose a chain.
+// With returns a copy of the table in which these chains replace those of the same names.
+// Chains with other names are ignored. The copy shares the index with t: after With, neither
+// of them may get or lose a chain.
 func (t *Table) With(chains ...Chain) *Table {
 	changed := &Table{Name: t.Name, Chains: slices.Clone(t.Chains), index: t.index}
 	for _, c := range chains {
@@ -139,8 +140,8 @@ func (t *Table) With(chains ...Chain) *Table {
 	return changed
 }
 
-// Chain returns the chain of that name, or nil. The pointer is valid until the
-// next Add.
+// Chain returns the chain of that name; nil if there is none or t is nil. The pointer is
+// valid until the next Add.
 func (t *Table) Chain(name string) *Chain {
 	if t == nil {
 		return nil
@@ -152,7 +153,8 @@ func (t *Table) Chain(name string) *Chain {
 	return &t.Chains[i]
 }
 
-// Rules returns the rules of the chain of that name; nil if there is no such chain.
+// Rules returns the rules of the chain of that name; nil if there is no such chain or t is
+// nil.
 func (t *Table) Rules(chain string) []Rule {
 	if c := t.Chain(chain); c != nil {
 		return c.Rules
@@ -160,7 +162,8 @@ func (t *Table) Rules(chain string) []Rule {
 	return nil
 }
 
-// Add appends chain c, or replaces the chain of that name, and returns it.
+// Add appends chain c, or replaces the chain of that name, and returns it. The pointer is
+// valid until the next Add or Delete.
 func (t *Table) Add(c Chain) *Chain {
 	if i, ok := t.index[c.Name]; ok {
 		t.Chains[i] = c
@@ -171,7 +174,8 @@ func (t *Table) Add(c Chain) *Chain {
 	return &t.Chains[len(t.Chains)-1]
 }
 
-// Delete removes the chain of that name, if the table has it.
+// Delete removes the chain of that name, if the table has it. Pointers to other chains
+// become invalid.
 func (t *Table) Delete(name string) {
 	i, ok := t.index[name]
 	if !ok {
@@ -186,7 +190,7 @@ func (t *Table) Delete(name string) {
 	}
 }
 
-// RuleCount returns how many rules the table holds.
+// RuleCount returns how many rules the table holds; 0 for a nil table.
 func (t *Table) RuleCount() int {
 	n := 0
 	if t != nil {

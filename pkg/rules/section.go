@@ -2,8 +2,9 @@ package rules
 
 import "slices"
 
-// Split divides a section in two: own has the claimed chains and the jumps into them, and rest
-// has the remaining ones.
+// Split divides a section in two: own has the claimed chains and the jumps into them, and
+// rest has the remaining ones. canaryd judges own by the declared rules, and learns only
+// from rest. If claimed is nil, own is empty.
 func (s Section) Split(claimed func(chain string) bool) (own, rest Section) {
 	if claimed == nil {
 		return Section{}, s
@@ -27,7 +28,9 @@ func (s Section) Split(claimed func(chain string) bool) (own, rest Section) {
 	return own, rest
 }
 
-// Join returns a section that holds both, the jumps of s before those of second.
+// Join returns a section that holds both, the jumps of s before those of second. Its
+// policies are second's, if it has any. A chain that one part depends on and the other has
+// is in DependsOn no more.
 func (s Section) Join(second Section) Section {
 	joined := Section{
 		Chains:    slices.Concat(s.Chains, second.Chains),
@@ -56,6 +59,7 @@ func (s Section) Join(second Section) Section {
 }
 
 // ledToBeside returns LedTo without the chains that the other part has for another reason.
+// Join calls it for both parts.
 func (s Section) ledToBeside(other Section) []string {
 	return slices.DeleteFunc(slices.Clone(s.LedTo), func(name string) bool {
 		_, has := other.Chain(name)

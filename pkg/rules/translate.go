@@ -52,7 +52,8 @@ const (
 	maxSteps = 10000000
 )
 
-// Translations returns the translations by the family's nat rules on a node.
+// Translations returns the translations by the family's nat rules on a node. A sweep after a
+// replay of nat ends the flows that should have been translated and were not.
 func (g Generation) Translations(f Family, site Site) *Translations {
 	s := g[f.Table(Nat)]
 	t := &Translations{site: site, jumps: map[string]*natChain{}, chains: make(map[string]*natChain, len(s.Chains))}
@@ -71,7 +72,8 @@ func (g Generation) Translations(f Family, site Site) *Translations {
 }
 
 // Rewrites reports whether a nat rule of the family may change a packet's address or port.
-// Without one, the kernel translates no connection.
+// Without one, the kernel translates no connection, and canaryd needs no keeper and no copy
+// of nat.
 func (g Generation) Rewrites(f Family) bool {
 	s := g[f.Table(Nat)]
 	return slices.ContainsFunc(s.Jumps, func(h Jump) bool { return isTranslation(h.Rule) }) ||
@@ -85,7 +87,8 @@ func isTranslation(r Rule) bool {
 // Empty reports whether the rules translate no flow: no jump can lead to a DNAT.
 func (t *Translations) Empty() bool { return t.jumps["PREROUTING"] == nil && t.jumps["OUTPUT"] == nil }
 
-// Translates reports whether the rules certainly send flow to a destination other than its own.
+// Translates reports whether the rules certainly send flow to a destination other than its
+// own. A sweep ends such a flow if the kernel did not translate it.
 func (t *Translations) Translates(flow Flow) bool {
 	w := t.through(t.entry(flow), flow, nfmark{})
 	elsewhere := func(s reachedDNAT) bool {
@@ -96,11 +99,12 @@ func (t *Translations) Translates(flow Flow) bool {
 }
 
 // Masquerades reports whether the rules certainly masquerade flow after they have sent it to
-// backend, on each way through the rules that leads there.
+// backend, on each way through the rules that leads there. A sweep ends such a flow without
+// it.
 //
 // A flow of the node's own is uncertain, because it may already have the address that a
-// masquerade would give it. A loopback address is the exception: no masquerade gives a loopback
-// address.
+// masquerade would give it. A loopback address is the exception: no masquerade gives a
+// loopback address.
 func (t *Translations) Masquerades(flow Flow, backend netip.AddrPort) bool {
 	if from := flow.Source.Addr(); t.site.Local(from) && !from.IsLoopback() {
 		return false
@@ -121,7 +125,8 @@ func (t *Translations) Masquerades(flow Flow, backend netip.AddrPort) bool {
 	return leads && !w.unclear
 }
 
-// entry returns the built-in chain that the flow's first packet enters.
+// entry returns the built-in chain that the flow's first packet enters: OUTPUT if the node
+// sends it, else PREROUTING. Walks begin there.
 func (t *Translations) entry(flow Flow) string {
 	if t.site.Local(flow.Source.Addr()) {
 		return "OUTPUT"
@@ -156,6 +161,8 @@ type walk struct {
 	unclear bool
 }
 
+// through walks a flow with mark m through the built-in chain hook, for Translates and
+// Masquerades.
 func (t *Translations) through(hook string, flow Flow, m nfmark) *walk {
 	w := &walk{Translations: t, hook: hook, flow: flow}
 	end := course{m, true}
@@ -172,7 +179,8 @@ type course struct {
 	reached bool
 }
 
-// join returns the course of a flow that may arrive by either of two courses.
+// join returns the course of a flow that may arrive by either of two courses. Bits in which
+// their marks differ are unknown.
 func (c course) join(other course) course {
 	switch {
 	case !other.reached:
@@ -184,6 +192,8 @@ func (c course) join(other course) course {
 }
 
 // chain takes the flow through one chain, and returns its course when it leaves the chain.
+// at is its course at the first rule, depth the number of jumps before. target calls it for
+// each jump.
 func (w *walk) chain(c *natChain, at course, depth int) (back course) {
 	if depth > maxDepth {
 		w.unclear = true
@@ -218,9 +228,9 @@ func (w *walk) chain(c *natChain, at course, depth int) (back course) {
 	return back.join(at)
 }
 
-// target applies a rule to a packet that matches. It returns the packet's course at the next
-// rule of the chain. If returns is true, it is the course with which the packet leaves the
-// chain.
+// target applies a rule to a packet that matches. after is the packet's course at the next
+// rule of the chain, or, if returns is true, when it leaves the chain. depth is the number
+// of jumps so far. walk.chain calls it.
 func (w *walk) target(rule *natRule, at course, depth int) (after course, returns bool) {
 	switch rule.target {
 	case "", "LOG", "NFLOG", "ULOG", "AUDIT", "SET":

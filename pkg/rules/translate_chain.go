@@ -27,7 +27,8 @@ type cursor struct {
 	lists [3][]int32
 }
 
-// candidates returns a cursor for flows to that destination.
+// candidates returns a cursor over the rules that a flow to that destination may match.
+// walk.chain calls it, and the first call indexes the chain.
 func (c *natChain) candidates(to netip.AddrPort) cursor {
 	if c.read == nil {
 		c.indexRules()
@@ -52,6 +53,8 @@ func (c *cursor) next() *natRule {
 	return c.chain.rule(first)
 }
 
+// rule returns rule i of the chain. It reads the text on first use, because a walk needs few
+// rules.
 func (c *natChain) rule(i int32) *natRule {
 	if c.read[i] == nil {
 		c.read[i] = readNatRule(c.text[i])
@@ -59,7 +62,8 @@ func (c *natChain) rule(i int32) *natRule {
 	return c.read[i]
 }
 
-// indexRules lists the rules by the destination that they test.
+// indexRules lists the rules by the destination that they test, so that a walk skips rules
+// for other destinations. candidates calls it once.
 func (c *natChain) indexRules() {
 	c.read = make([]*natRule, len(c.text))
 	for i := range c.text {
@@ -90,9 +94,9 @@ func (c *natChain) indexRules() {
 	}
 }
 
-// firstDestination returns the single address that a rule tests, if its text begins with it, as
-// in the output of iptables-save. It does not read the rest of the rule. On most nodes, most
-// rules are in KUBE-SERVICES, for services that no flow uses.
+// firstDestination returns the single address that a rule tests, if its text begins with it,
+// as in the output of iptables-save; else false. It does not read the rest of the rule. On
+// most nodes, most rules are in KUBE-SERVICES, for services that no flow uses.
 func firstDestination(spec string) (netip.Addr, bool) {
 	rest, ok := strings.CutPrefix(spec, "-d ")
 	if !ok {
@@ -103,7 +107,8 @@ func firstDestination(spec string) (netip.Addr, bool) {
 	return p.Addr(), err == nil && p.IsSingleIP()
 }
 
-// destination returns the single address that the rule tests, or else the few ports.
+// destination returns the single address that the rule tests, or else the few ports, for
+// indexRules. An invalid address and nil: every walk must meet the rule.
 func (n *natRule) destination() (netip.Addr, []portSpan) {
 	var ports []portSpan
 	for _, t := range n.tests {
@@ -118,6 +123,8 @@ func (n *natRule) destination() (netip.Addr, []portSpan) {
 	return netip.Addr{}, ports
 }
 
+// count returns the number of ports in the spans. destination lists a rule by ports only if
+// they are few.
 func count(ports []portSpan) int {
 	n := 0
 	for _, s := range ports {

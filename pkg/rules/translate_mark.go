@@ -11,6 +11,8 @@ type marking struct {
 	unread bool
 }
 
+// set returns the mark behind a MARK with this effect. Bits that it sets are known from then
+// on. walk.target calls it.
 func (m nfmark) set(to marking) nfmark {
 	if to.unread {
 		return nfmark{}
@@ -25,8 +27,9 @@ func (m nfmark) either(other nfmark) nfmark {
 	return nfmark{known, m.value & known}
 }
 
-// compare answers whether the mark's bits of mask equal value. A value with bits outside of mask
-// equals no mark (mark_mt in net/netfilter/xt_mark.c).
+// compare answers whether the mark's bits of mask equal value, for a test of the walk; maybe
+// if some are unknown. A value with bits outside of mask equals no mark (mark_mt in
+// net/netfilter/xt_mark.c).
 func (m nfmark) compare(value, mask uint32) answer {
 	switch {
 	case value&^mask != 0 || (m.value^value)&mask&m.known != 0:

@@ -40,6 +40,7 @@ const (
 	yes
 )
 
+// sure returns yes or no for a condition that is known.
 func sure(is bool) answer {
 	if is {
 		return yes
@@ -49,7 +50,8 @@ func sure(is bool) answer {
 
 type portSpan struct{ first, last uint16 }
 
-// matches answers whether a packet of a walk meets the condition.
+// matches answers whether a packet of walk w with mark m meets the condition.
+// natRule.matches calls it for each condition of a rule.
 func (t *test) matches(w *walk, m nfmark) answer {
 	var is answer
 	switch t.kind {
@@ -78,8 +80,9 @@ func (t *test) matches(w *walk, m nfmark) answer {
 	return is
 }
 
-// cameFrom answers whether the flow's packets came in by an interface. An address can only
-// exclude an interface. The node's own packets came in by no interface.
+// cameFrom answers for a test of -i whether the flow's packets came in by an interface: no
+// or maybe. An address can only exclude an interface. The node's own packets came in by no
+// interface.
 func (w *walk) cameFrom(iface string) answer {
 	if w.hook == "OUTPUT" || w.hook == "PREROUTING" && !strings.HasSuffix(iface, "+") && !w.site.Beyond(iface, w.flow.Source.Addr()) {
 		return no
@@ -104,7 +107,8 @@ type natRule struct {
 	set    marking        // the effect of a MARK
 }
 
-// matches answers whether the rule matches a packet of a walk.
+// matches answers whether the rule matches a packet of walk w with mark m. walk.chain skips
+// the rule at no, and at maybe also follows the packet past it.
 func (n *natRule) matches(w *walk, m nfmark) answer {
 	all := yes
 	if !n.sure {
@@ -121,6 +125,8 @@ func (n *natRule) matches(w *walk, m nfmark) answer {
 // plainMatches are the matches that are understood, at least in some of their options.
 var plainMatches = []string{"comment", "udp", "tcp", "sctp", "multiport", "addrtype", "recent", "mark"}
 
+// readNatRule reads a nat rule's conditions and effect, for the walks of flows. It never
+// fails: a rule that cannot be read is unread, and its match is never certain.
 func readNatRule(rule Rule) *natRule {
 	n := &natRule{target: rule.Target, sure: true, set: marking{unread: true}}
 	var exts roomForExtensions
@@ -155,6 +161,8 @@ func readNatRule(rule Rule) *natRule {
 	return n
 }
 
+// readMarking reads how an option of MARK or CONNMARK sets a mark. known is the target's
+// vocabulary; nil, or an unknown option, gives an unread marking: the mark may then be any.
 func readMarking(known *vocabulary, o *setting) marking {
 	if known == nil || len(o.words) != 1 || o.not || len(known.options[o.name].values) != 1 {
 		return marking{unread: true}
@@ -165,7 +173,8 @@ func readMarking(known *vocabulary, o *setting) marking {
 	return marking{value, mask, !ok || !okToo}
 }
 
-// add adds a test, or makes the rule unsure if the test could not be read.
+// add adds a test, or makes the rule unsure if ok says that the test could not be read. Such
+// a rule matches at most maybe.
 func (n *natRule) add(t test, ok bool) {
 	if ok {
 		n.tests = append(n.tests, t)
@@ -174,6 +183,8 @@ func (n *natRule) add(t test, ok bool) {
 	}
 }
 
+// base adds the test of an option that belongs to no extension. readNatRule calls it. An
+// option that it cannot test makes the rule unsure.
 func (n *natRule) base(s *setting) {
 	switch s.name {
 	case "-s", "-d":
@@ -198,6 +209,8 @@ func (n *natRule) base(s *setting) {
 	}
 }
 
+// option adds the test of an option of that match. readNatRule calls it. An option that it
+// cannot test makes the rule unsure.
 func (n *natRule) option(match string, o *setting) {
 	switch match {
 	case "comment":
@@ -237,8 +250,9 @@ func (n *natRule) option(match string, o *setting) {
 	}
 }
 
-// readPorts reads a list of ports and ranges, such as 80,443:445, for option. False: it has a
-// name, or a range that ends before it begins; then no flow is certain to match the rule.
+// readPorts parses the ports of -m tcp, udp, sctp or multiport, such as 80,443:445, when a
+// walk first needs a nat rule; natRule.option calls it. A service name or a reversed range
+// returns false. The rule then never counts as a certain match.
 func readPorts(text string) ([]portSpan, bool) {
 	list, ok := portList(text)
 	if !ok {
@@ -255,7 +269,8 @@ func readPorts(text string) ([]portSpan, bool) {
 	return spans, true
 }
 
-// readDestination reads the destination of a DNAT, if it is a single address.
+// readDestination reads the destination of a DNAT, if it is a single address. The port is 0
+// if it is not given. Any other destination gives an invalid address: it may be anywhere.
 func readDestination(text string) netip.AddrPort {
 	text, ok := natAddress(text)
 	if !ok {

@@ -17,9 +17,9 @@ var (
 	undecodedExpression = regexp.MustCompile(` \[\S+ [0-9a-f]{8}\]`)
 )
 
-// decoded returns an opaque rule with the text of its label, in which quotes are empty. known
-// is false without a label, or if an expression of nf_tables or an extension in without has no
-// text.
+// decoded returns an opaque rule with the text of its label, in which quotes are empty, for
+// MarkLoss and markTests. known is false without a label, or if an expression of nf_tables
+// or an extension in without has no text.
 func (r Rule) decoded(without ...string) (text Rule, known bool) {
 	label, ok := r.Readable()
 	label = " " + quoted.ReplaceAllString(label, `""`)

@@ -8,9 +8,10 @@ import (
 // MaxName is the longest chain name that iptables accepts and prints. nft accepts longer ones.
 const MaxName = 28
 
-// Validate reports why g may not be turned into input of iptables-restore. It finds families,
-// tables and chains that iptables does not have, chains that occur twice, and texts that would
-// end a line. It guards against bad content of a file.
+// Validate reports why g may not be turned into input of iptables-restore; nil if it may. It
+// guards against bad content of a file: a stored generation is then not used. It finds
+// families, tables and chains that iptables does not have, chains that occur twice, and
+// texts that would end a line.
 func Validate(g Generation) error {
 	for id, s := range g {
 		if id.Family != IPv4 && id.Family != IPv6 {
@@ -26,6 +27,8 @@ func Validate(g Generation) error {
 	return nil
 }
 
+// validate is Validate for the section of table t. Its error names the first bad chain, jump
+// or rule.
 func (s Section) validate(t TableName) error {
 	stands := make(map[string]bool, len(s.Chains))
 	for _, c := range s.Chains {
@@ -53,6 +56,7 @@ func (s Section) validate(t TableName) error {
 	return nil
 }
 
+// validate returns an error if the rule's text has a character that could end a line.
 func (r Rule) validate() error {
 	if strings.ContainsFunc(r.Spec, isControl) {
 		return fmt.Errorf("rule %q holds a control character", r.Spec)

@@ -10,8 +10,8 @@ import (
 // Each function here returns the canonical spelling of a value: values of one meaning have one
 // spelling. ok is false for a value that it cannot read. Such a value is compared as it is.
 
-// number reads an unsigned number as strtoul does with base 0: hexadecimal after 0x, octal after
-// 0 (xtables_strtoui of iptables 1.8.9).
+// number reads an unsigned number of size bits as strtoul does with base 0: hexadecimal
+// after 0x, octal after 0 (xtables_strtoui of iptables 1.8.9).
 func number(text string, size int) (n uint64, ok bool) {
 	base := 10
 	if len(text) > 1 && text[0] == '0' {
@@ -31,7 +31,8 @@ func decimal(text string) (string, bool) {
 
 func hexadecimal(n uint32) string { return "0x" + strconv.FormatUint(uint64(n), 16) }
 
-// markMask reads VALUE or VALUE/MASK. Without a mask, every bit counts.
+// markMask reads VALUE or VALUE/MASK, of a mark. Without a mask, every bit counts. False:
+// the mark is unknown, so that no test of it is certain.
 func markMask(text string) (value, mask uint32, ok bool) {
 	v, m, masked := strings.Cut(text, "/")
 	n, ok := number(v, 32)
@@ -47,6 +48,7 @@ func markMask(text string) (value, mask uint32, ok bool) {
 	return uint32(n), uint32(k), true
 }
 
+// markText writes a mark's value and mask in canonical form: a full mask is left out.
 func markText(value, mask uint32) string {
 	if mask == math.MaxUint32 {
 		return hexadecimal(value)
@@ -68,7 +70,8 @@ func setMark(text string) (string, bool) {
 	return markText(v, v|m), ok
 }
 
-// xmark returns a value that writes an option with one number as --set-xmark.
+// xmark returns a value that writes --and-mark, --or-mark or --xor-mark as --set-xmark: of
+// turns its number into value and mask.
 func xmark(of func(n uint32) (value, mask uint32)) value {
 	return func(text string) (string, bool) {
 		n, ok := number(text, 32)
@@ -81,6 +84,8 @@ func bitMask(text string) (string, bool) {
 	return hexadecimal(uint32(n)), ok
 }
 
+// idRange reads ONE or FIRST-LAST of --uid-owner or --gid-owner. False for a user's or
+// group's name other than root: it may have another number elsewhere.
 func idRange(text string) (string, bool) {
 	if text == "root" { // the only name with the same number on every machine
 		return "0", true
@@ -92,8 +97,8 @@ func lengthRange(text string) (string, bool) { return span(text, ":", "65535", d
 
 func timeRange(text string) (string, bool) { return span(text, ":", "4294967295", decimal) }
 
-// span reads ONE or FIRST sep LAST. An open end means 0 or most; without most no end may be
-// open.
+// span reads ONE or FIRST sep LAST, for ranges of ports, lengths and times; one reads each
+// end. An open end means 0 or most; without most no end may be open.
 func span(text, sep, most string, one func(string) (string, bool)) (string, bool) {
 	first, last, ranged := strings.Cut(text, sep)
 	if !ranged {
@@ -116,7 +121,8 @@ func span(text, sep, most string, one func(string) (string, bool)) (string, bool
 	return a + sep + b, true
 }
 
-// wordList reads a list of names in which order, repetition and case have no meaning.
+// wordList reads a list of names in which order, repetition and case have no meaning, such
+// as the states of --ctstate. It is never false.
 func wordList(text string) (string, bool) {
 	upper := strings.ToUpper(text)
 	if !strings.Contains(upper, ",") {
@@ -129,7 +135,8 @@ func wordList(text string) (string, bool) {
 
 func upper(text string) (string, bool) { return strings.ToUpper(text), true }
 
-// tcpFlags reads either list of --tcp-flags.
+// tcpFlags reads either list of --tcp-flags: the flags in iptables' order, or NONE. False: a
+// name is unknown.
 func tcpFlags(text string) (string, bool) {
 	all := [...]string{"FIN", "SYN", "RST", "PSH", "ACK", "URG"}
 	given := strings.Split(strings.ToUpper(text), ",")
@@ -158,8 +165,9 @@ func tcpFlags(text string) (string, bool) {
 	return strings.Join(list, ","), true
 }
 
-// probability rounds to steps of 1/2^31, as the kernel does, and prints eleven digits, as
-// iptables does (libxt_statistic.c).
+// probability reads the value of --probability. It rounds to steps of 1/2^31, as the kernel
+// does, and prints eleven digits, as iptables does (libxt_statistic.c). False: it is not
+// within 0 and 1.
 func probability(text string) (string, bool) {
 	p, err := strconv.ParseFloat(text, 64)
 	if err != nil || !(p >= 0 && p <= 1) {
@@ -218,7 +226,8 @@ func rate(text string) (string, bool) {
 	return "", false
 }
 
-// named returns a value that reads the names in the map, in any case.
+// named returns a value that reads the names in the map, in any case, and gives their
+// canonical spelling.
 func named(names map[string]string) func(string) (string, bool) {
 	return func(text string) (string, bool) {
 		n, ok := names[strings.ToLower(text)]

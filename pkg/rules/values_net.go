@@ -9,8 +9,9 @@ import (
 	"strings"
 )
 
-// address reads ADDRESS, ADDRESS/BITS or ADDRESS/MASK. It clears the host bits. An address
-// without a mask gets all bits.
+// address reads ADDRESS, ADDRESS/BITS or ADDRESS/MASK, as in -s and -d. It clears the host
+// bits. An address without a mask gets all bits. False, for example for a host's name: the
+// option keeps its text.
 func address(text string) (string, bool) {
 	host, mask, masked := strings.Cut(text, "/")
 	a, err := netip.ParseAddr(host)
@@ -35,8 +36,8 @@ func address(text string) (string, bool) {
 	return text, true
 }
 
-// maskedAddress is address for a mask such as 255.255.0.0. It need not be a prefix: iptables
-// keeps 255.0.255.0.
+// maskedAddress is address for a mask such as 255.255.0.0. If the mask is a prefix, the
+// result has its length. It need not be one: iptables keeps 255.0.255.0.
 func maskedAddress(a netip.Addr, mask string) (string, bool) {
 	m, err := netip.ParseAddr(mask)
 	if err != nil || m.BitLen() != a.BitLen() || m.Zone() != "" {
@@ -62,7 +63,8 @@ func maskedAddress(a netip.Addr, mask string) (string, bool) {
 	return masked.String() + "/" + m.String(), true
 }
 
-// plainAddress reads one address without a mask.
+// plainAddress reads one address without a mask, such as that of --on-ip. False: it is no
+// address or has a zone.
 func plainAddress(text string) (string, bool) {
 	a, err := netip.ParseAddr(text)
 	if err != nil || a.Zone() != "" {
@@ -71,7 +73,8 @@ func plainAddress(text string) (string, bool) {
 	return a.String(), true
 }
 
-// addressRange reads FIRST or FIRST-LAST.
+// addressRange reads FIRST or FIRST-LAST, as of iprange and NAT. A range of one address is
+// that address. False: an end is no address.
 func addressRange(text string) (string, bool) {
 	first, last, ranged := strings.Cut(text, "-")
 	first, ok := plainAddress(first)
@@ -102,7 +105,8 @@ func port(text string) (string, bool) {
 // portRange reads PORT, FIRST:LAST, :LAST or FIRST:.
 func portRange(text string) (string, bool) { return span(text, ":", "65535", port) }
 
-// otherPorts returns all ports outside of a canonical range that begins at 0 or ends at 65535.
+// otherPorts returns all ports outside of a canonical range that begins at 0 or ends at
+// 65535, so that "! 0:80" and "81:65535" have one Meaning. It is false for another range.
 func otherPorts(text string) (string, bool) {
 	first, last, ok := portBounds(text)
 	switch {
@@ -116,7 +120,8 @@ func otherPorts(text string) (string, bool) {
 	return "", false
 }
 
-// portBounds reads a canonical PORT or FIRST:LAST.
+// portBounds reads a canonical PORT or FIRST:LAST, for otherPorts and readPorts. False: it
+// is a service's name.
 func portBounds(text string) (first, last uint64, ok bool) {
 	from, to, ranged := strings.Cut(text, ":")
 	if !ranged {
@@ -145,7 +150,8 @@ func portList(text string) (string, bool) {
 	return strings.Join(slices.Compact(list), ","), true
 }
 
-// protocol returns a protocol's number as text.
+// protocol returns a protocol's number as text, from its number or name, for -p and
+// --ctproto. False: the name is unknown.
 func protocol(text string) (string, bool) {
 	if n, ok := number(text, 8); ok {
 		return strconv.FormatUint(n, 10), true
@@ -211,7 +217,8 @@ func hardware(text string) (string, bool) {
 	return strings.Join(parts, ":"), true
 }
 
-// icmpType returns a value that reads TYPE, TYPE/CODE or a name.
+// icmpType returns a value that reads TYPE, TYPE/CODE or a name of --icmp-type or
+// --icmpv6-type; names has the canonical number of each name.
 func icmpType(names map[string]string) func(string) (string, bool) {
 	return func(text string) (string, bool) {
 		if n, ok := names[strings.ToLower(text)]; ok {

@@ -62,7 +62,8 @@ var exactTargets = []string{
 	"RATEEST", "SECMARK", "SET", "SNPT", "SYNPROXY", "TCPOPTSTRIP", "TEE", "TOS", "TRACE", "TTL", "ULOG",
 }
 
-// index completes the aliases in the list, and returns the vocabularies by name.
+// index completes the aliases in the list, and returns the vocabularies by name. others are
+// further names of matches, with their full names.
 func index(list []vocabulary, others map[string]string) map[string]*vocabulary {
 	byName := make(map[string]*vocabulary, len(list))
 	for i := range list {

@@ -2,8 +2,9 @@ package rules
 
 import "maps"
 
-// ports are the options of the matches of the transport protocols. Measured: iptables-nft
-// prints 81:65535 for ! 0:80, and iptables-legacy prints the original text.
+// ports returns the options of the match of a transport protocol; more has its others.
+// Measured: iptables-nft prints 81:65535 for ! 0:80, and iptables-legacy prints the original
+// text.
 func ports(more map[string]option) map[string]option {
 	port := option{args: 1, values: []value{portRange}, opposite: otherPorts}
 	all := map[string]option{
@@ -153,7 +154,8 @@ var matchList = []vocabulary{
 	{name: "hl", pure: true, options: map[string]option{"--hl-eq": one(decimal), "--hl-lt": one(decimal), "--hl-gt": one(decimal)}},
 }
 
-// marks are the options by which MARK and CONNMARK set a mark.
+// marks returns the options by which MARK and CONNMARK set a mark; more has the others of
+// CONNMARK, nil for none.
 func marks(more map[string]option) map[string]option {
 	all := map[string]option{
 		"--set-xmark": one(mark),
@@ -241,7 +243,7 @@ var targetList = []vocabulary{
 	{name: "TCPMSS", options: map[string]option{"--set-mss": one(decimal), "--clamp-mss-to-pmtu": flag()}},
 }
 
-// logLevel reads syslog's numbers and names.
+// logLevel reads syslog's numbers and names, of --log-level, and returns the number.
 func logLevel(text string) (string, bool) {
 	if n, ok := logLevels[text]; ok {
 		return n, true

@@ -11,8 +11,9 @@ type TextlessRule struct {
 	Rule  Rule
 }
 
-// WithTexts returns the generation in which the result of text replaces each opaque rule that
-// holds its bytes.
+// WithTexts returns the generation in which the result of text replaces each opaque rule
+// that holds its bytes. For replays and for a stored generation, text looks up the rule's
+// present text.
 func (g Generation) WithTexts(text func(id TableID, chain string, rule Rule) Rule) Generation {
 	for id, section := range g {
 		g = g.With(id, section.withTexts(func(chain string, rule Rule) Rule { return text(id, chain, rule) }))
@@ -20,8 +21,7 @@ func (g Generation) WithTexts(text func(id TableID, chain string, rule Rule) Rul
 	return g
 }
 
-// withTexts returns the section in which the result of text replaces each opaque rule that
-// holds its bytes.
+// withTexts is WithTexts for one section. It copies only lists that change.
 func (s Section) withTexts(text func(chain string, rule Rule) Rule) Section {
 	now := func(chain string, rule Rule) Rule {
 		if !rule.HasBytes() {
@@ -58,9 +58,9 @@ func (s Section) withTexts(text func(chain string, rule Rule) Rule) Section {
 	return s
 }
 
-// Opaque returns the section's opaque rules, jumps first. found is the result for an earlier
-// section, before. Opaque does not search unchanged chains again, because a section may hold
-// tens of thousands of rules.
+// Opaque returns the section's opaque rules, jumps first, for status. found is the result
+// for an earlier section, before. Opaque does not search unchanged chains again, because a
+// section may hold tens of thousands of rules.
 func (s Section) Opaque(before Section, found []TextlessRule) []TextlessRule {
 	var all []TextlessRule
 	for _, h := range s.Jumps {
@@ -86,8 +86,8 @@ func (s Section) Opaque(before Section, found []TextlessRule) []TextlessRule {
 	return all
 }
 
-// NewRules yields the section's rules, jumps first. It skips chains that have not changed since
-// an earlier section, before.
+// NewRules yields the section's rules, jumps first. It skips chains that have not changed
+// since an earlier section, before. The store adds these rules' bytes to its file.
 func (s Section) NewRules(before Section) iter.Seq[Rule] {
 	return func(yield func(Rule) bool) {
 		for _, h := range s.Jumps {
@@ -105,8 +105,9 @@ func (s Section) NewRules(before Section) iter.Seq[Rule] {
 	}
 }
 
-// chainsSince yields the section's chains, and whether each chain's rules are the same memory
-// as in an earlier section, before.
+// chainsSince yields the section's chains, and whether each chain's rules are the same
+// memory as in an earlier section, before. True is certain; false also holds for equal rules
+// in other memory.
 func (s Section) chainsSince(before Section) iter.Seq2[Chain, bool] {
 	return func(yield func(Chain, bool) bool) {
 		at := 0 // in before: iptables prints chains in the order of their names

@@ -35,7 +35,8 @@ func Label(family tableid.Family, expressions []byte, sets []string) string {
 	return d.words()
 }
 
-// copy returns a copy of the decoder that later changes of the original do not affect.
+// copy returns a copy of the decoder that later changes of the original do not affect. Label
+// restores it where an expression failed halfway.
 func (d *decoder) copy() decoder {
 	c := *d
 	for _, text := range []*[]byte{&c.source, &c.destination, &c.in, &c.out, &c.proto, &c.matches, &c.target, &c.mask, &c.fragments, &c.native.source, &c.native.destination, &c.native.flags} {
@@ -44,7 +45,9 @@ func (d *decoder) copy() decoder {
 	return c
 }
 
-// unknown appends an expression that has no words.
+// unknown appends an expression that has no words: its name, or that of its extension, and a
+// digest of data. Label calls it; name "" is an unreadable rest, printed as "?". Names of
+// ipsets that the extension takes from d.sets follow the digest.
 func (d *decoder) unknown(name string, data []byte) {
 	_ = d.closeTransport() // the comparison so far has words
 	d.loaded, d.mask = nothing, nil

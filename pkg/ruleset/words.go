@@ -71,14 +71,17 @@ const (
 	transportHeader
 )
 
-// words joins the parts of the rule.
+// words joins the parts of the rule in the order in which iptables-nft-save prints them.
+// Words and Label call it at the end.
 func (d *decoder) words() string {
 	parts := [...][]byte{d.source, d.destination, d.in, d.out, d.proto, d.fragments, d.matches, d.target}
 	all := bytes.Join(parts[:], nil)
 	return string(bytes.TrimPrefix(all, []byte(" ")))
 }
 
-// expression reads the next expression. It reads all of its data, or returns false.
+// expression reads the next expression of a rule for Words and Label. False: it is unknown
+// or in an unusual place, so Words has no words for the rule and Label shows a digest. Both
+// callers check that it read all of data.
 func (d *decoder) expression(name string, data *fields) bool {
 	if d.ended {
 		return false
@@ -127,6 +130,8 @@ func (d *decoder) expression(name string, data *fields) bool {
 // behind it does not mean the same as in front of it.
 func (d *decoder) atHead() bool { return d.matches == nil && !d.native.open && !d.counted }
 
+// meta notes the field of the packet that a meta expression loads; the comparison behind it
+// adds the words. False: it loads another field, and the rule has no words.
 func (d *decoder) meta(data *fields) bool {
 	key := data.number(unix.NFTA_META_KEY)
 	d.register, d.mask = data.number(unix.NFTA_META_DREG), nil
@@ -145,6 +150,8 @@ func (d *decoder) meta(data *fields) bool {
 	return true
 }
 
+// payload notes the bytes of a header that a payload expression loads; the comparison behind
+// it adds the words. False: the rule has no words.
 func (d *decoder) payload(data *fields) bool {
 	d.register, d.mask = data.number(unix.NFTA_PAYLOAD_DREG), nil
 	base := data.number(unix.NFTA_PAYLOAD_BASE)
@@ -160,7 +167,8 @@ func (d *decoder) payload(data *fields) bool {
 	return false
 }
 
-// bitwise reads a mask. Kernels before 5.5 have no other operation, so they do not name it.
+// bitwise notes the mask for the comparison that follows; expression calls it. False: the
+// rule has no words. Kernels before 5.5 have no other operation, so they do not name it.
 func (d *decoder) bitwise(data *fields) bool {
 	from, to, length := data.number(unix.NFTA_BITWISE_SREG), data.number(unix.NFTA_BITWISE_DREG), data.number(unix.NFTA_BITWISE_LEN)
 	const operation, mask = 6, 0 // NFTA_BITWISE_OP and NFT_BITWISE_BOOL of linux/netfilter/nf_tables.h
@@ -174,7 +182,8 @@ func (d *decoder) bitwise(data *fields) bool {
 	return d.mask != nil && allZero(data.value(unix.NFTA_BITWISE_XOR, int(length)))
 }
 
-// cmp reads a comparison with a single value.
+// cmp adds the words of a comparison of the loaded field with one value; expression calls
+// it. False: the rule has no words.
 func (d *decoder) cmp(data *fields) bool {
 	loaded, op := d.loaded, uint32(0)
 	register := data.number(unix.NFTA_CMP_SREG)
@@ -212,6 +221,8 @@ var protocols = map[byte]string{
 	unix.IPPROTO_ESP: "esp", unix.IPPROTO_AH: "ah", unix.IPPROTO_UDPLITE: "udplite",
 }
 
+// compareProtocol adds -p for cmp, and for compareAddress where iptables 1.8.10 and later
+// read the header's byte. not means "! -p". False: the rule has no words.
 func (d *decoder) compareProtocol(not bool, value []byte) bool {
 	if !d.atHead() || d.proto != nil || d.mask != nil || len(value) != 1 {
 		return false
@@ -224,9 +235,10 @@ func (d *decoder) compareProtocol(not bool, value []byte) bool {
 	return known
 }
 
-// compareInterface reads the name of an interface with the zero behind it, or the beginning of
-// names without a zero, which iptables prints with a +. iptables writes "no interface matches"
-// as INVAL/D, a name that no interface has.
+// compareInterface sets words, the place of option name (-i or -o); not means "!". The value
+// ends with a zero, or is the beginning of names, which iptables prints with a +. iptables
+// writes "no interface matches" as INVAL/D. That name, like any that is not plain, returns
+// false.
 func (d *decoder) compareInterface(words *[]byte, name string, not bool, value []byte) bool {
 	if !d.atHead() || *words != nil || d.mask != nil {
 		return false
@@ -242,7 +254,8 @@ func (d *decoder) compareInterface(words *[]byte, name string, not bool, value [
 	return true
 }
 
-// plainName reports whether iptables prints a name unchanged and reads it back unchanged.
+// plainName reports whether iptables prints a name unchanged and reads it back unchanged. A
+// rule with another name has no words.
 func plainName(name []byte) bool {
 	if len(name) == 0 || name[0] == '-' || name[0] == '!' {
 		return false
@@ -261,7 +274,8 @@ const (
 	fragmentAt = 6
 )
 
-// compareFragment reads -f: the offset of a fragment, which is not 0.
+// compareFragment adds -f for compareAddress: the offset of a fragment, which is not 0. So
+// not means a plain -f, and its absence "! -f". False: the rule has no words.
 func (d *decoder) compareFragment(not bool, value []byte) bool {
 	if !d.atHead() || d.fragments != nil || !bytes.Equal(d.mask, []byte{0x1f, 0xff}) || len(value) != 2 || !allZero(value) {
 		return false
@@ -272,8 +286,9 @@ func (d *decoder) compareFragment(not bool, value []byte) bool {
 	return true
 }
 
-// compareAddress reads -s or -d. If a prefix ends at a whole byte, iptables loads only the
-// bytes of the prefix.
+// compareAddress adds -s or -d for cmp, or the words of another field of the network header.
+// If a prefix ends at a whole byte, iptables loads only its bytes. False: the rule has no
+// words.
 func (d *decoder) compareAddress(not bool, value []byte) bool {
 	size, source, destination := 4, uint32(12), uint32(16)
 	if d.family == tableid.IPv6 {
@@ -314,7 +329,8 @@ func (d *decoder) compareAddress(not bool, value []byte) bool {
 	return true
 }
 
-// prefixOf returns the number of bits of a mask if all are at its beginning, and otherwise -1.
+// prefixOf returns the number of bits of a mask if all are at its beginning, and otherwise
+// -1. compareAddress and connlimit have no words for a mask that is no prefix.
 func prefixOf(mask []byte) int {
 	n := 0
 	for n < 8*len(mask) && mask[n/8]&(0x80>>(n%8)) != 0 {
@@ -329,7 +345,8 @@ func prefixOf(mask []byte) int {
 }
 
 // plainAddress reports whether all programs print an address in the same way. The exceptions
-// are IPv6 addresses that the C library prints with an IPv4 address.
+// are IPv6 addresses that the C library prints with an IPv4 address. Their rules have no
+// words.
 func plainAddress(addr netip.Addr) bool {
 	if addr.Is4() || addr == netip.IPv6Loopback() {
 		return true
@@ -338,6 +355,8 @@ func plainAddress(addr netip.Addr) bool {
 	return !allZero(whole[:10])
 }
 
+// compareMark adds -m mark for cmp, with d.mask as its mask; not means "!". False: the rule
+// has no words.
 func (d *decoder) compareMark(not bool, value []byte) bool {
 	if len(value) != 4 || d.mask != nil && len(d.mask) != 4 || !d.once(markMatch) {
 		return false
@@ -352,7 +371,8 @@ func (d *decoder) compareMark(not bool, value []byte) bool {
 	return true
 }
 
-// appendMark appends the words of a match on a mark.
+// appendMark appends --mark and its value, for matches mark and connmark; not means "!". A
+// full mask is not printed.
 func appendMark(out []byte, not bool, mark, mask uint32) []byte {
 	out = option(out, not, "--mark", "")
 	out = strconv.AppendUint(append(out, "0x"...), uint64(mark), 16)
@@ -362,7 +382,8 @@ func appendMark(out []byte, not bool, mark, mask uint32) []byte {
 	return out
 }
 
-// option appends an option and its value.
+// option appends an option and its value behind a space; not means "!". With value "" the
+// caller appends the value.
 func option(out []byte, not bool, name, value string) []byte {
 	if not {
 		out = append(out, " !"...)
@@ -371,8 +392,9 @@ func option(out []byte, not bool, name, value string) []byte {
 	return append(append(out, ' '), value...)
 }
 
-// limit reads a limit of nf_tables. iptables prints it by the numbers of xt_limit, which round
-// the rate: a rate has words only if it is printed unchanged.
+// limit adds the words of a limit expression; expression calls it. iptables prints it by the
+// numbers of xt_limit, which round the rate. False: the printed rate would differ, or the
+// limit has another form. Then the rule has no words.
 func (d *decoder) limit(data *fields) bool {
 	rate, unit := data.number64(unix.NFTA_LIMIT_RATE), data.number64(unix.NFTA_LIMIT_UNIT)
 	burst, kind, flags := data.number(unix.NFTA_LIMIT_BURST), data.number(unix.NFTA_LIMIT_TYPE), data.number(unix.NFTA_LIMIT_FLAGS)

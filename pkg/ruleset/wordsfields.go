@@ -16,7 +16,8 @@ type fields struct {
 
 const anyLength = -1
 
-// bytes returns the content of the next attribute, which must have that kind and length.
+// bytes returns the content of the next attribute, which must have that kind and, unless
+// length is anyLength, that length. If it has not, bytes sets f.bad: the rule has no words.
 func (f *fields) bytes(kind uint16, length int) []byte {
 	if len(f.rest) < unix.SizeofNlAttr || binary.NativeEndian.Uint16(f.rest[2:]) != kind {
 		f.bad = true
@@ -48,7 +49,8 @@ func (f *fields) nested(kind uint16) fields {
 	return fields{rest: value, bad: f.bad}
 }
 
-// value returns the content of an NFTA_DATA_VALUE in the next attribute.
+// value returns the content of an NFTA_DATA_VALUE in the next attribute, for masks and
+// compared values. Of another form it returns nil and sets f.bad: the rule has no words.
 func (f *fields) value(kind uint16, length int) []byte {
 	data := f.nested(kind)
 	value := data.bytes(unix.NFTA_DATA_VALUE, length)
@@ -59,7 +61,8 @@ func (f *fields) value(kind uint16, length int) []byte {
 	return value
 }
 
-// text returns a string that has a single zero, at its end.
+// text returns a string that has a single zero, at its end. Of another form it returns ""
+// and sets f.bad: the rule has no words.
 func (f *fields) text(kind uint16) string {
 	value := f.bytes(kind, anyLength)
 	text, rest, ended := bytes.Cut(value, []byte{0})
@@ -70,7 +73,8 @@ func (f *fields) text(kind uint16) string {
 	return string(text)
 }
 
-// number returns a number of 32 bits.
+// number returns a number of 32 bits. If the next attribute is none, it sets f.bad and
+// returns all ones, which no caller takes for a known value.
 func (f *fields) number(kind uint16) uint32 {
 	if value := f.bytes(kind, 4); value != nil {
 		return binary.BigEndian.Uint32(value)
@@ -78,7 +82,8 @@ func (f *fields) number(kind uint16) uint32 {
 	return ^uint32(0)
 }
 
-// number64 returns a number of 64 bits.
+// number64 returns a number of 64 bits. If the next attribute is none, it sets f.bad and
+// returns all ones.
 func (f *fields) number64(kind uint16) uint64 {
 	if value := f.bytes(kind, 8); value != nil {
 		return binary.BigEndian.Uint64(value)

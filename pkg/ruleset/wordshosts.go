@@ -14,7 +14,8 @@ import (
 // This file reads the matches that host firewalls, hypervisors and VPN gateways use (ufw, CSF,
 // libvirt, strongSwan, Suricata); see wordsmatch.go for the sources.
 
-// hostMatch reads such a match. A rule has each kind of match only once.
+// hostMatch adds the words of such a match from its data x; match calls it last. A rule has
+// each kind of match only once. False: the match is unknown, and the rule has no words.
 func (d *decoder) hostMatch(name string, revision uint32, x xtInfo) bool {
 	for _, m := range hostMatches {
 		if m.name == name && m.revision == revision {
@@ -48,7 +49,8 @@ var hostMatches = []struct {
 	{"u32", 0, u32Match, (*decoder).u32},
 }
 
-// size reads struct xt_length_info or xt_tcpmss_match_info.
+// size adds the words of match length or tcpmss, with option --length or --mss, from its
+// data, struct xt_length_info or xt_tcpmss_match_info. False: the rule has no words.
 func (d *decoder) size(name, option string, x xtInfo) bool {
 	if len(x) != 8 || x[4] > 1 || !x.zeroFrom(5) || x.u16(0) > x.u16(2) {
 		return false
@@ -58,7 +60,8 @@ func (d *decoder) size(name, option string, x xtInfo) bool {
 	return true
 }
 
-// hops reads struct ipt_ttl_info or ip6t_hl_info.
+// hops adds the words of match ttl or hl (name) from its data, struct ipt_ttl_info or
+// ip6t_hl_info. hostMatch calls it. False: the rule has no words.
 func (d *decoder) hops(name string, x xtInfo) bool {
 	if len(x) != 8 || int(x[0]) >= len(hopsOrders) || !x.zeroFrom(2) {
 		return false
@@ -74,7 +77,8 @@ var hopsOrders = []struct {
 	name string
 }{{false, "-eq"}, {true, "-eq"}, {false, "-lt"}, {false, "-gt"}}
 
-// dscp reads struct xt_dscp_info.
+// dscp adds the words of -m dscp from its data, struct xt_dscp_info; hostMatch calls it.
+// False: the rule has no words.
 func (d *decoder) dscp(x xtInfo) bool {
 	if len(x) != 8 || x[0] > maxDSCP || x[1] > 1 || !x.zeroFrom(2) {
 		return false
@@ -86,7 +90,8 @@ func (d *decoder) dscp(x xtInfo) bool {
 
 const maxDSCP = 0x3f // XT_DSCP_MAX
 
-// tos reads struct xt_tos_match_info.
+// tos adds the words of -m tos from its data, struct xt_tos_match_info; hostMatch calls it.
+// False: the rule has no words.
 func (d *decoder) tos(x xtInfo) bool {
 	if len(x) != 8 || x[2] > 1 || !x.zeroFrom(3) {
 		return false
@@ -96,7 +101,8 @@ func (d *decoder) tos(x xtInfo) bool {
 	return true
 }
 
-// helper reads struct xt_helper_info.
+// helper adds the words of -m helper from its data, struct xt_helper_info; hostMatch calls
+// it. False: the rule has no words.
 func (d *decoder) helper(x xtInfo) bool {
 	const nameAt, end = 4, 34
 	if len(x) != 40 || x.u32(0) > 1 || !x.zeroFrom(end) {
@@ -114,7 +120,9 @@ func (d *decoder) helper(x xtInfo) bool {
 	return true
 }
 
-// nfacct reads struct xt_nfacct_match_info_v1. iptables prints two spaces before the name.
+// nfacct adds the words of -m nfacct from its data, struct xt_nfacct_match_info_v1.
+// hostMatch calls it. iptables prints two spaces before the name. False: the rule has no
+// words.
 func (d *decoder) nfacct(x xtInfo) bool {
 	const end = 32
 	if len(x) != 40 || !x.zeroFrom(end) {
@@ -125,7 +133,8 @@ func (d *decoder) nfacct(x xtInfo) bool {
 	return ended && plainName(name)
 }
 
-// iprange reads struct xt_iprange_mtinfo.
+// iprange adds the words of -m iprange from its data, struct xt_iprange_mtinfo; hostMatch
+// calls it. False: the rule has no words.
 func (d *decoder) iprange(x xtInfo) bool {
 	const flagsAt, invert = 64, 4
 	if len(x) != 72 || !x.zeroFrom(flagsAt+1) || x[flagsAt]&3 == 0 || x[flagsAt]>>invert&^x[flagsAt] != 0 || x[flagsAt]&0xcc != 0 {
@@ -150,7 +159,9 @@ func (d *decoder) iprange(x xtInfo) bool {
 	return true
 }
 
-// address returns the text of a union nf_inet_addr; see plainAddress for plain.
+// address returns the text of a union nf_inet_addr, for iprange, NAT and TEE. plain is false
+// if programs print it differently (see plainAddress), or for 0.0.0.0, ::, or bytes behind
+// the address. Then the rule has no words.
 func (d *decoder) address(x []byte) (text string, plain bool) {
 	size := 4
 	if d.family == tableid.IPv6 {
@@ -187,7 +198,8 @@ func (d *decoder) connlimit(x xtInfo) bool {
 	return true
 }
 
-// string reads struct xt_string_info if its pattern is printed unchanged.
+// string adds the words of -m string from its data, struct xt_string_info; hostMatch calls
+// it. False: the pattern is not printed unchanged, and the rule has no words.
 func (d *decoder) string(x xtInfo) bool {
 	const algorithmAt, patternAt, lengthAt, flagsAt, end = 4, 20, 148, 149, 152
 	const invert, ignoreCase, last = 1, 2, 0xffff
@@ -216,7 +228,8 @@ func (d *decoder) string(x xtInfo) bool {
 	return true
 }
 
-// policy reads struct xt_policy_info of a rule without addresses of tunnels.
+// policy adds the words of -m policy from its data, struct xt_policy_info; hostMatch calls
+// it. False: the rule names addresses of tunnels or is otherwise unusual, and has no words.
 func (d *decoder) policy(x xtInfo) bool {
 	const elements, size, flagsAt, lengthAt, end = 4, 76, 304, 306, 308
 	const in, out, none, strict = 1, 2, 4, 8
@@ -246,7 +259,8 @@ func (d *decoder) policy(x xtInfo) bool {
 	return true
 }
 
-// policyElement reads struct xt_policy_elem.
+// policyElement adds the options of one element of a policy, struct xt_policy_elem; policy
+// calls it for each. False: the rule has no words.
 func (d *decoder) policyElement(x xtInfo) bool {
 	const spiAt, requestAt, protoAt, modeAt, matchAt, invertAt = 64, 68, 72, 73, 74, 75
 	const proto, mode, spi, request = 4, 8, 16, 32
@@ -279,7 +293,8 @@ func (d *decoder) policyElement(x xtInfo) bool {
 	return true
 }
 
-// u32 reads struct xt_u32: tests of numbers in the packet.
+// u32 adds the words of -m u32, tests of numbers in the packet, from its data, struct
+// xt_u32. hostMatch calls it. False: the rule has no words.
 func (d *decoder) u32(x xtInfo) bool {
 	const most, testSize, valuesAt, countAt = 11, 180, 88, 176
 	const testsAt, invertAt, end = most * testSize, most*testSize + 1, most*testSize + 2

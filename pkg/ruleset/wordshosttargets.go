@@ -10,7 +10,9 @@ import (
 
 // This file reads the targets that host firewalls and hypervisors use; see wordshosts.go.
 
-// hostTarget reads such a target, whose name is in d.target.
+// hostTarget adds the options of such a target, whose name is in d.target, from its data x.
+// xtTarget calls it last. False: the target or its data are unknown, and the rule has no
+// words.
 func (d *decoder) hostTarget(name string, revision uint32, x xtInfo) bool {
 	switch {
 	case name == "CHECKSUM" && revision == 0:
@@ -34,6 +36,8 @@ func (d *decoder) hostTarget(name string, revision uint32, x xtInfo) bool {
 	return false
 }
 
+// first returns the first byte of an extension's data, or 0; hostTarget checks the length
+// afterwards.
 func first(x xtInfo) byte {
 	if len(x) == 0 {
 		return 0
@@ -41,7 +45,8 @@ func first(x xtInfo) byte {
 	return x[0]
 }
 
-// setHops reads struct ipt_TTL_info or ip6t_HL_info.
+// setHops adds the options of TTL or HL, which begin with name, from its data, struct
+// ipt_TTL_info or ip6t_HL_info. hostTarget calls it. False: the rule has no words.
 func (d *decoder) setHops(name string, x xtInfo) bool {
 	modes := []string{"-set ", "-inc ", "-dec "}
 	if len(x) != 8 || int(x[0]) >= len(modes) || !x.zeroFrom(2) {
@@ -51,7 +56,8 @@ func (d *decoder) setHops(name string, x xtInfo) bool {
 	return true
 }
 
-// queue reads struct xt_NFQ_info_v3.
+// queue adds the options of NFQUEUE from its data, struct xt_NFQ_info_v3; hostTarget calls
+// it. False: the rule has no words.
 func (d *decoder) queue(x xtInfo) bool {
 	const bypass, fanout = 1, 2
 	if len(x) != 8 || x.u16(2) == 0 || x.u16(4)&^(bypass|fanout) != 0 || !x.zeroFrom(6) {
@@ -72,7 +78,8 @@ func (d *decoder) queue(x xtInfo) bool {
 	return queue+count <= 1<<16
 }
 
-// nflog reads struct xt_nflog_info, without --nflog-range.
+// nflog adds the options of target NFLOG from its data, struct xt_nflog_info. hostTarget
+// calls it. False: the rule has --nflog-range or is otherwise unknown, and has no words.
 func (d *decoder) nflog(x xtInfo) bool {
 	const lengthAt, groupAt, thresholdAt, flagsAt, padAt, prefixAt, end, copies = 0, 4, 6, 8, 10, 12, 76, 1
 	if len(x) != 80 || !x.zeroFrom(end) || x.u16(padAt) != 0 || x.u16(flagsAt) > copies || x.u16(flagsAt) == 0 && x.u32(lengthAt) != 0 {
@@ -83,7 +90,8 @@ func (d *decoder) nflog(x xtInfo) bool {
 	return ended && printable(prefix)
 }
 
-// log reads the expression that iptables-nft 1.8.8 and later write for NFLOG.
+// log adds -j NFLOG from the expression that iptables-nft 1.8.8 and later write for it.
+// expression calls it. False: the rule has no words.
 func (d *decoder) log(data *fields) bool {
 	const longest = 64
 	var prefix string
@@ -111,6 +119,8 @@ func (d *decoder) log(data *fields) bool {
 	return true
 }
 
+// sayNFLOG adds the options of NFLOG, for nflog and log. copies says that length, the number
+// of bytes to copy of a packet, is given. An empty prefix and zeros are not printed.
 func (d *decoder) sayNFLOG(prefix []byte, group uint16, copies bool, length uint32, threshold uint16) {
 	if len(prefix) > 0 {
 		d.target = appendQuoted(append(d.target, " --nflog-prefix"...), prefix)
@@ -126,7 +136,8 @@ func (d *decoder) sayNFLOG(prefix []byte, group uint16, copies bool, length uint
 	}
 }
 
-// tee reads struct xt_tee_tginfo.
+// tee adds the options of TEE from its data, struct xt_tee_tginfo; hostTarget calls it.
+// False: the rule has no words.
 func (d *decoder) tee(x xtInfo) bool {
 	const deviceAt, end = 16, 32
 	if len(x) != 40 || !x.zeroFrom(end) {

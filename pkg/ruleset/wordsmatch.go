@@ -45,14 +45,18 @@ const (
 	u32Match
 )
 
-// once reports whether the rule had no match of that kind yet.
+// once notes that the rule has a match of that kind. It returns false if the rule had one
+// before, or if its counter was read already: iptables-nft writes matches first. Then the
+// rule has no words.
 func (d *decoder) once(kind uint) bool {
 	before := d.seen
 	d.seen |= kind
 	return before&kind == 0 && !d.counted
 }
 
-// match reads a match of x_tables.
+// match adds the words of a match of x_tables; expression calls it. False: the name, the
+// revision or the data are unknown. Then Words has no words for the rule, and Label shows a
+// digest.
 func (d *decoder) match(data *fields) bool {
 	name, revision := data.text(unix.NFTA_MATCH_NAME), data.number(unix.NFTA_MATCH_REV)
 	info := xtInfo(data.bytes(unix.NFTA_MATCH_INFO, anyLength))
@@ -118,7 +122,8 @@ func (x xtInfo) zeroFrom(at int) bool { return allZero(x[at:]) }
 
 func (d *decoder) say(words string) { d.matches = append(d.matches, words...) }
 
-// comment reads struct xt_comment_info.
+// comment adds the words of -m comment from its data, struct xt_comment_info. match calls
+// it. False: a byte is not printable, and the rule has no words.
 func (d *decoder) comment(x xtInfo) bool {
 	const size = 256
 	if len(x) != size {
@@ -134,7 +139,7 @@ func (d *decoder) comment(x xtInfo) bool {
 }
 
 // printable reports whether text has no byte that could break a line or be read differently
-// elsewhere.
+// elsewhere. A rule with another comment, log prefix or pattern has no words.
 func printable(text []byte) bool {
 	for _, c := range text {
 		if c < ' ' || c > '~' {
@@ -144,8 +149,8 @@ func printable(text []byte) bool {
 	return true
 }
 
-// appendQuoted is xtables_save_string of libxtables: it quotes a text with characters other
-// than letters, digits, _ and -.
+// appendQuoted appends a text, such as a comment or a log's prefix, as xtables_save_string
+// of libxtables does. It quotes a text with characters other than letters, digits, _ and -.
 func appendQuoted(out, text []byte) []byte {
 	bare := len(text) > 0
 	for _, c := range text {
@@ -164,7 +169,9 @@ func appendQuoted(out, text []byte) []byte {
 	return append(out, '"')
 }
 
-// tcp reads struct xt_tcp. iptables prints nothing for an inverted range of all ports.
+// tcp adds the words of -m tcp from its data, struct xt_tcp; match calls it. False: the rule
+// has no words. That holds for an inverted range of all ports too: iptables prints nothing
+// for it.
 func (d *decoder) tcp(x xtInfo) bool {
 	const invertFlags = 4
 	if len(x) != 16 || !x.zeroFrom(12) || x[8] != 0 || x[11]&^7 != 0 {
@@ -182,7 +189,8 @@ func (d *decoder) tcp(x xtInfo) bool {
 	return words != nil
 }
 
-// udp reads struct xt_udp.
+// udp adds the words of -m udp from its data, struct xt_udp; match calls it. False: the rule
+// has no words.
 func (d *decoder) udp(x xtInfo) bool {
 	if len(x) != 16 || !x.zeroFrom(9) || x[8]&^3 != 0 {
 		return false
@@ -191,6 +199,9 @@ func (d *decoder) udp(x xtInfo) bool {
 	return d.xtPorts(x, 0, "--sport", x[8]&1 != 0) && d.xtPorts(x, 4, "--dport", x[8]&2 != 0)
 }
 
+// xtPorts adds the range of ports at x[at:] as option name, for tcp and udp. not: the range
+// is inverted. All ports add nothing. False: such a range is inverted, or ends before it
+// begins.
 func (d *decoder) xtPorts(x xtInfo, at int, name string, not bool) bool {
 	first, last := x.u16(at), x.u16(at+2)
 	if first == 0 && last == 0xffff {
@@ -200,7 +211,8 @@ func (d *decoder) xtPorts(x xtInfo, at int, name string, not bool) bool {
 	return first <= last
 }
 
-// sctp reads the ports of struct xt_sctp_info.
+// sctp adds the words of -m sctp from its data, struct xt_sctp_info; match calls it. False:
+// the rule has no words, for example because it tests chunks.
 func (d *decoder) sctp(x xtInfo) bool {
 	const chunksAt, chunkFlagsAt, countAt, flagsAt, inverseAt, end = 8, 268, 280, 284, 288, 296
 	if len(x) != end || !allZero(x[chunksAt:chunkFlagsAt]) || !allZero(x[countAt:flagsAt]) || !x.zeroFrom(inverseAt+4) {
@@ -233,7 +245,8 @@ func (d *decoder) sctp(x xtInfo) bool {
 	return true
 }
 
-// multiport reads struct xt_multiport_v1.
+// multiport adds the words of -m multiport from its data, struct xt_multiport_v1. match
+// calls it. False: the rule has no words.
 func (d *decoder) multiport(x xtInfo) bool {
 	const portsAt, rangesAt, invertAt = 2, 32, 47
 	names := [3]string{"--sports", "--dports", "--ports"}
@@ -264,7 +277,8 @@ func (d *decoder) multiport(x xtInfo) bool {
 	return true
 }
 
-// mark reads struct xt_mark_mtinfo1 or xt_connmark_mtinfo1.
+// mark adds the words of match mark or connmark from its data, struct xt_mark_mtinfo1 or
+// xt_connmark_mtinfo1. match calls it. False: the rule has no words.
 func (d *decoder) mark(name string, x xtInfo) bool {
 	if len(x) != 16 || x[8] > 1 || !x.zeroFrom(9) {
 		return false
@@ -275,7 +289,9 @@ func (d *decoder) mark(name string, x xtInfo) bool {
 	return true
 }
 
-// conntrack reads the states of struct xt_conntrack_mtinfo3.
+// conntrack adds the words of -m conntrack --ctstate, or -m state, from struct
+// xt_conntrack_mtinfo3. match calls it. False: it tests more than states, and the rule has
+// no words.
 func (d *decoder) conntrack(x xtInfo) bool {
 	const flagsAt, inverseAt, stateAt, end = 146, 148, 150, 168
 	const stateFlag, alias = 1, 1 << 13 // XT_CONNTRACK_STATE, XT_CONNTRACK_STATE_ALIAS
@@ -318,8 +334,9 @@ var conntrackStates = []struct {
 	name string
 }{{1, "INVALID"}, {8, "NEW"}, {4, "RELATED"}, {2, "ESTABLISHED"}, {0x100, "UNTRACKED"}, {0x40, "SNAT"}, {0x80, "DNAT"}}
 
-// statistic reads struct xt_statistic_info in the mode "random". iptables also sets the counter
-// of packets, as if the probability were a number of packets.
+// statistic adds the words of -m statistic from struct xt_statistic_info in mode "random";
+// match calls it. False: the rule has no words. iptables also sets the counter of packets,
+// as if the probability were a number of packets.
 func (d *decoder) statistic(x xtInfo) bool {
 	const most = 1 << 31
 	if len(x) != 24 {
@@ -335,7 +352,8 @@ func (d *decoder) statistic(x xtInfo) bool {
 	return true
 }
 
-// addrtype reads struct xt_addrtype_info_v1.
+// addrtype adds the words of -m addrtype from its data, struct xt_addrtype_info_v1; match
+// calls it. False: the rule has no words.
 func (d *decoder) addrtype(x xtInfo) bool {
 	const invertSource, invertDestination, limitIn, limitOut, types = 1, 2, 4, 8, 1 << 12
 	if len(x) != 8 {
@@ -366,7 +384,9 @@ var addressTypes = []string{
 	"UNSPEC", "UNICAST", "LOCAL", "BROADCAST", "ANYCAST", "MULTICAST", "BLACKHOLE", "UNREACHABLE", "PROHIBIT", "THROW", "NAT", "XRESOLVE",
 }
 
-// recent reads struct xt_recent_mtinfo_v1, with the mask of whole addresses.
+// recent adds the words of -m recent from its data, struct xt_recent_mtinfo_v1; match calls
+// it. False: the rule has no words, for example because its mask is not that of whole
+// addresses.
 func (d *decoder) recent(x xtInfo) bool {
 	const nameAt, sideAt, maskAt, maskEnd, end = 10, 210, 212, 228, 232
 	const withTTL, withReap = 16, 32

@@ -14,8 +14,9 @@ import (
 // This file reads the matches and targets of service meshes, network policies and host
 // firewalls (Istio, Calico, Cilium, kube-router, ufw). See wordsmatch.go for the sources.
 
-// icmp reads struct ipt_icmp or ip6t_icmp: a type, and one code or all codes. It refuses type
-// 255, because versions of iptables print it in different ways.
+// icmp adds the words of match icmp or icmp6 (name) from struct ipt_icmp or ip6t_icmp: a
+// type, and one code or all codes. match calls it; false: no words. It refuses type 255,
+// because versions of iptables print it in different ways.
 func (d *decoder) icmp(name, typeOption string, x xtInfo) bool {
 	const anyType, allCodes, invert = 0xff, 0xff, 1
 	if len(x) != 8 || x[0] == anyType || x[3]&^invert != 0 || !x.zeroFrom(4) {
@@ -32,7 +33,9 @@ func (d *decoder) icmp(name, typeOption string, x xtInfo) bool {
 	return true
 }
 
-// owner reads struct xt_owner_match_info, without supplementary groups.
+// owner adds the words of -m owner from its data, struct xt_owner_match_info; match calls
+// it. False: it tests supplementary groups or is otherwise unknown, and the rule has no
+// words.
 func (d *decoder) owner(x xtInfo) bool {
 	const user, group, socket = 1, 2, 4
 	if len(x) != 24 || x[16] == 0 || x[16]&^(user|group|socket) != 0 || x[17]&^x[16] != 0 || !x.zeroFrom(18) {
@@ -61,7 +64,8 @@ func (d *decoder) owner(x xtInfo) bool {
 	return true
 }
 
-// physdev reads struct xt_physdev_info.
+// physdev adds the words of -m physdev from its data, struct xt_physdev_info; match calls
+// it. False: the rule has no words.
 func (d *decoder) physdev(x xtInfo) bool {
 	const invertAt, maskAt, in, out, bridged, isIn, isOut = 64, 65, 1, 2, 4, 8, 16
 	if len(x) != 72 || !x.zeroFrom(maskAt+1) {
@@ -98,8 +102,9 @@ func (d *decoder) physdev(x xtInfo) bool {
 	return true
 }
 
-// deviceName reads the name of an interface and the mask behind it. The mask covers the whole
-// name with its zero, or the beginning of names, which is printed with a +.
+// deviceName reads the name of an interface and the mask behind it, for physdev. The mask
+// covers the whole name with its zero, or the beginning of names, which is printed with a +.
+// plain is false for another mask or name, and for none.
 func deviceName(x xtInfo) (name string, plain bool) {
 	text, ended := untilZero(x[:unix.IFNAMSIZ])
 	bare, begins := bytes.CutSuffix(text, []byte{'+'})
@@ -112,7 +117,8 @@ func deviceName(x xtInfo) (name string, plain bool) {
 	return string(text), plain
 }
 
-// pkttype reads struct xt_pkttype_info.
+// pkttype adds the words of -m pkttype from its data, struct xt_pkttype_info; match calls
+// it. False: the rule has no words.
 func (d *decoder) pkttype(x xtInfo) bool {
 	names := []string{"unicast", "broadcast", "multicast"} // PACKET_HOST, ... in linux/if_packet.h
 	if len(x) != 8 || x.u32(0) >= uint32(len(names)) || x.u32(4) > 1 {
@@ -123,8 +129,9 @@ func (d *decoder) pkttype(x xtInfo) bool {
 	return true
 }
 
-// flagged reads an extension whose data is a byte of flags. Each flag has an option, from the
-// lowest bit on.
+// flagged adds the words of match name (rpfilter, socket), whose data is a byte of flags.
+// Each flag has an option, from the lowest bit on. False: it has other flags, and the rule
+// has no words.
 func (d *decoder) flagged(name string, x xtInfo, options ...string) bool {
 	if len(x) != 8 || x[0]>>len(options) != 0 || !x.zeroFrom(1) {
 		return false
@@ -138,8 +145,9 @@ func (d *decoder) flagged(name string, x xtInfo, options ...string) bool {
 	return true
 }
 
-// set reads struct xt_set_info_match_v4 of a rule that only tests whether a set has the packet,
-// without counters or flags of an entry.
+// set adds the words of -m set from struct xt_set_info_match_v4; match calls it. It takes
+// the set's name from d.sets. False: it has counters or flags of an entry, or no such name.
+// Then the rule has no words.
 func (d *decoder) set(x xtInfo) bool {
 	const (
 		taken    = 0xffff // in the place of the set's number; see Words
@@ -166,7 +174,8 @@ func (d *decoder) set(x xtInfo) bool {
 	return true
 }
 
-// tproxy reads struct xt_tproxy_target_info_v1.
+// tproxy adds the options of TPROXY from its data, struct xt_tproxy_target_info_v1; xtTarget
+// calls it. False: the rule has no words.
 func (d *decoder) tproxy(x xtInfo) bool {
 	const addressAt, portAt = 8, 24
 	size := 4

@@ -17,7 +17,8 @@ type transport struct {
 	source, destination, flags []byte
 }
 
-// openTransport begins the ports of TCP or UDP, or continues them.
+// openTransport begins the ports of TCP or UDP, or continues them; payload calls it. False:
+// the rule had ports before or has another protocol. Then it has no words.
 func (d *decoder) openTransport() bool {
 	if d.native.open {
 		return true
@@ -26,7 +27,9 @@ func (d *decoder) openTransport() bool {
 	return d.native.open
 }
 
-// closeTransport puts the ports and flags that were read into words.
+// closeTransport adds the words of the ports and flags that were read, as soon as another
+// expression follows. False: a load of the header had no comparison, so the rule has no
+// words.
 func (d *decoder) closeTransport() bool {
 	t := d.native
 	d.native = transport{}
@@ -40,6 +43,8 @@ func (d *decoder) closeTransport() bool {
 
 const tcpFlagsAt = 13
 
+// compareTransport reads a comparison (op) of ports or of TCP's flags for cmp.
+// closeTransport adds the words. False: the rule has no words.
 func (d *decoder) compareTransport(op uint32, value []byte) bool {
 	if d.offset == tcpFlagsAt && d.protocol == unix.IPPROTO_TCP {
 		if d.length != 1 || len(value) != 1 || len(d.mask) != 1 || d.native.flags != nil || op > unix.NFT_CMP_NEQ {
@@ -65,6 +70,7 @@ func (d *decoder) compareTransport(op uint32, value []byte) bool {
 }
 
 // between reads a comparison with a range, which iptables-nft writes for ports only.
+// expression calls it. False: the rule has no words.
 func (d *decoder) between(data *fields) bool {
 	loaded := d.loaded
 	register, op := data.number(unix.NFTA_RANGE_SREG), data.number(unix.NFTA_RANGE_OP)
@@ -77,6 +83,8 @@ func (d *decoder) between(data *fields) bool {
 	return first > 0 && first < last && d.compareNativePorts(op == unix.NFT_RANGE_NEQ, first, last)
 }
 
+// compareNativePorts keeps the words of a port or range until closeTransport; not means "!".
+// d.offset decides between --sport and --dport. False: the rule has no words.
 func (d *decoder) compareNativePorts(not bool, first, last uint16) bool {
 	words, name := &d.native.source, "--sport"
 	if d.offset == 2 {
@@ -89,7 +97,7 @@ func (d *decoder) compareNativePorts(not bool, first, last uint16) bool {
 	return true
 }
 
-// appendPorts appends one port, or a range of ports.
+// appendPorts appends option name with one port, or with a range of ports; not means "!".
 func appendPorts(out []byte, not bool, name string, first, last uint16) []byte {
 	out = strconv.AppendUint(option(out, not, name, ""), uint64(first), 10)
 	if first != last {
@@ -98,8 +106,8 @@ func appendPorts(out []byte, not bool, name string, first, last uint16) []byte {
 	return out
 }
 
-// tcpFlags appends the tested flags and the flags that must be set; nil if no rule can have
-// them.
+// tcpFlags appends --tcp-flags with the tested flags (mask) and the flags that must be set;
+// not means "!". It is nil if no rule can have them: then the rule has no words.
 func tcpFlags(out []byte, not bool, mask, set byte) []byte {
 	const all = 0x3f
 	if mask == 0 || mask&^all != 0 || set&^mask != 0 {
@@ -111,7 +119,8 @@ func tcpFlags(out []byte, not bool, mask, set byte) []byte {
 
 var tcpFlagNames = []string{"FIN", "SYN", "RST", "PSH", "ACK", "URG"}
 
-// appendFlags appends the names of bits with commas between them.
+// appendFlags appends the names of bits with commas between them, or NONE. names begins with
+// that of the lowest bit.
 func appendFlags(out []byte, flags uint32, names []string) []byte {
 	if flags == 0 {
 		return append(out, "NONE"...)

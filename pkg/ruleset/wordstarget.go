@@ -21,7 +21,8 @@ const targetNames = " ACCEPT DROP RETURN QUEUE CONTINUE AUDIT CHECKSUM CLASSIFY 
 	" IDLETIMER LED LOG MARK MASQUERADE NETMAP NFLOG NFQUEUE NOTRACK RATEEST REDIRECT REJECT SECMARK SET SNAT SNPT SYNPROXY TCPMSS" +
 	" TCPOPTSTRIP TEE TOS TPROXY TRACE TTL ULOG "
 
-// verdict reads an immediate verdict.
+// verdict adds -j or -g of an immediate verdict; expression calls it. False: the verdict has
+// no counterpart in iptables, or its chain no plain name. Then the rule has no words.
 func (d *decoder) verdict(data *fields) bool {
 	const drop, accept = 0, 1
 	into := data.number(unix.NFTA_IMMEDIATE_DREG)
@@ -51,7 +52,8 @@ func (d *decoder) verdict(data *fields) bool {
 	return into == unix.NFT_REG_VERDICT && outer.done() && v.done()
 }
 
-// xtTarget reads a target of x_tables.
+// xtTarget adds the words of a target of x_tables; expression calls it. False: the target,
+// its revision or its data are unknown. Then Words has no words for the rule.
 func (d *decoder) xtTarget(data *fields) bool {
 	name, revision := data.text(unix.NFTA_TARGET_NAME), data.number(unix.NFTA_TARGET_REV)
 	x := xtInfo(data.bytes(unix.NFTA_TARGET_INFO, anyLength))
@@ -87,7 +89,8 @@ func (d *decoder) xtTarget(data *fields) bool {
 	return d.hostTarget(name, revision, x)
 }
 
-// setMark reads struct xt_mark_tginfo2.
+// setMark adds the options of MARK from its data, struct xt_mark_tginfo2; xtTarget calls it.
+// False: the rule has no words.
 func (d *decoder) setMark(x xtInfo) bool {
 	if len(x) != 8 {
 		return false
@@ -101,7 +104,8 @@ func (d *decoder) sayMarks(before string, one uint32, between string, other uint
 	d.target = strconv.AppendUint(append(d.target, between...), uint64(other), 16)
 }
 
-// connmark reads struct xt_connmark_tginfo2, without a shift.
+// connmark adds the options of CONNMARK from its data, struct xt_connmark_tginfo2. xtTarget
+// calls it. False: it shifts bits, or mixes modes, and the rule has no words.
 func (d *decoder) connmark(x xtInfo) bool {
 	const shiftAt, modeAt, size = 12, 14, 16
 	const set, save, restore = 0, 1, 2
@@ -126,7 +130,8 @@ func (d *decoder) connmark(x xtInfo) bool {
 // none.
 var logFlags = []string{" --log-tcp-sequence", " --log-tcp-options", " --log-ip-options", " --log-uid", "", " --log-macdecode"}
 
-// xtLog reads struct xt_log_info.
+// xtLog adds the options of LOG from its data, struct xt_log_info; xtTarget calls it. False:
+// the rule has no words.
 func (d *decoder) xtLog(x xtInfo) bool {
 	const prefixAt, size, usualLevel = 2, 32, 4
 	if len(x) != size || x[0] > 7 {
@@ -162,6 +167,8 @@ var rejectedWith = map[tableid.Family][]string{
 	tableid.IPv6: {"icmp6-no-route", "icmp6-adm-prohibited", "", "icmp6-addr-unreachable", "icmp6-port-unreachable", "", "tcp-reset"},
 }
 
+// reject adds --reject-with of REJECT from its data, struct ipt_reject_info or
+// ip6t_reject_info. xtTarget calls it. False: the rule has no words.
 func (d *decoder) reject(x xtInfo) bool {
 	if len(x) != 8 || !x.zeroFrom(4) {
 		return false
@@ -174,7 +181,8 @@ func (d *decoder) reject(x xtInfo) bool {
 	return true
 }
 
-// tcpmss reads struct xt_tcpmss_info.
+// tcpmss adds the options of TCPMSS from its data, struct xt_tcpmss_info; xtTarget calls it.
+// False: the rule has no words.
 func (d *decoder) tcpmss(x xtInfo) bool {
 	if len(x) != 8 || !x.zeroFrom(2) || d.protocol != unix.IPPROTO_TCP {
 		return false
@@ -187,7 +195,9 @@ func (d *decoder) tcpmss(x xtInfo) bool {
 	return true
 }
 
-// notrack reads struct xt_ct_target_info_v1 of a rule that only has --notrack.
+// notrack adds --notrack of CT, or the target's name NOTRACK, from struct
+// xt_ct_target_info_v1. xtTarget calls it. False: it has another option, and the rule has no
+// words.
 func (d *decoder) notrack(x xtInfo) bool {
 	const notrack, alias, size = 1, 2, 72
 	if len(x) != size || !x.zeroFrom(2) {
@@ -213,9 +223,9 @@ const (
 	natRandomFully = 16
 )
 
-// nat reads the new addresses and ports of packets. It reads struct
-// nf_nat_ipv4_multi_range_compat for IPv4, nf_nat_range for IPv6, and nf_nat_range2 for
-// revision 2. Without to, there are no addresses.
+// nat adds the options of DNAT, SNAT, MASQUERADE and REDIRECT for xtTarget; false: no words.
+// It reads nf_nat_ipv4_multi_range_compat for IPv4, nf_nat_range for IPv6, and nf_nat_range2
+// for revision 2. to is the option of addresses, "" for none; may has the permitted flags.
 func (d *decoder) nat(x xtInfo, revision uint32, to string, may uint32) bool {
 	addressLen, size := 16, 40
 	switch {
@@ -270,8 +280,9 @@ func (d *decoder) nat(x xtInfo, revision uint32, to string, may uint32) bool {
 	return true
 }
 
-// natAddresses appends the new address of packets, or the range of addresses. IPv6 addresses
-// are in brackets before ports.
+// natAddresses appends the new address of packets, or the range from low to high, behind
+// option to. nat calls it. IPv6 addresses are in brackets before ports. False: the rule has
+// no words.
 func (d *decoder) natAddresses(low, high []byte, flags uint32, to string) bool {
 	text, plain := d.address(low)
 	if !bytes.Equal(low, high) {

@@ -9,7 +9,8 @@ import (
 // Table returns the key of the family's table of that name.
 func (f Family) Table(name string) TableID { return TableID{f, name} }
 
-// With returns m with one value replaced; it does not change m.
+// With returns m with one value replaced; it does not change m, because other goroutines may
+// read it.
 func With[M ~map[TableID]V, V any](m M, id TableID, v V) M {
 	next := maps.Clone(m)
 	if next == nil {
@@ -24,7 +25,7 @@ func Of[M ~map[TableID]V, V any](m M, f Family) map[string]V {
 	return ByFamily(m)[f]
 }
 
-// ByFamily returns the values by family and then by table name.
+// ByFamily returns the values by family and then by table name, as JSON has them.
 func ByFamily[M ~map[TableID]V, V any](m M) map[Family]map[string]V {
 	nested := map[Family]map[string]V{}
 	for id, v := range m {
@@ -45,7 +46,8 @@ func Marshal[M ~map[TableID]V, V any](m M) ([]byte, error) {
 	return json.Marshal(ByFamily(m))
 }
 
-// Unmarshal reads the output of Marshal.
+// Unmarshal reads the output of Marshal. null gives a nil map. The error is of
+// encoding/json, also for an unknown field.
 func Unmarshal[M ~map[TableID]V, V any](data []byte, m *M) error {
 	var nested map[Family]map[string]V
 	strict := json.NewDecoder(bytes.NewReader(data))
@@ -63,7 +65,8 @@ func Unmarshal[M ~map[TableID]V, V any](data []byte, m *M) error {
 	return nil
 }
 
-// Put sets the values of one family's tables in m.
+// Put sets the values of one family's tables in m, which must not be nil unless tables is
+// empty.
 func Put[M ~map[TableID]V, V any](m M, f Family, tables map[string]V) {
 	for name, v := range tables {
 		m[f.Table(name)] = v

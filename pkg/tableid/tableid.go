@@ -47,7 +47,8 @@ func (f Family) String() string {
 	return fmt.Sprintf("family %d", uint8(f))
 }
 
-// NFT returns the spelling of the program nft, such as "ip".
+// NFT returns the spelling of the program nft, such as "ip", for words of --protect and
+// names of native tables.
 func (f Family) NFT() string {
 	if n, known := familyNames[f]; known {
 		return n.nft
@@ -58,7 +59,8 @@ func (f Family) NFT() string {
 // MarshalText writes the family's name: a Family may be the key of a JSON object.
 func (f Family) MarshalText() ([]byte, error) { return []byte(f.String()), nil }
 
-// UnmarshalText reads the output of MarshalText.
+// UnmarshalText reads the output of MarshalText, such as "ipv4", from JSON and requests.
+// Another text is an error.
 func (f *Family) UnmarshalText(text []byte) error {
 	for family, n := range familyNames {
 		if n.name == string(text) {
@@ -88,6 +90,8 @@ func (t TableID) Compare(o TableID) int {
 // label or a service manager does not.
 func (t TableID) NFT() string { return t.Family.NFT() + " " + printable(t.Name) }
 
+// printable returns a table's name as it is if it is plain text, and otherwise in Go's
+// quotes.
 func printable(name string) string {
 	odd := func(r rune) bool { return !strconv.IsPrint(r) }
 	if utf8.ValidString(name) && strings.IndexFunc(name, odd) < 0 {

@@ -41,6 +41,8 @@ func RuleMessage(t testing.TB, userdata []byte, expressions ...Encode) []byte {
 	})
 }
 
+// Expression encodes an expression of nf_tables for RuleMessage; data encodes its
+// attributes, nil for none.
 func Expression(name string, data Encode) Encode {
 	return func(ae *netlink.AttributeEncoder) error {
 		ae.String(unix.NFTA_EXPR_NAME, name)
@@ -51,6 +53,7 @@ func Expression(name string, data Encode) Encode {
 	}
 }
 
+// XTMatch encodes a match of x_tables, of revision 0, with that data.
 func XTMatch(name string, info []byte) Encode {
 	return Expression("match", func(ae *netlink.AttributeEncoder) error {
 		ae.String(unix.NFTA_MATCH_NAME, name)
@@ -60,12 +63,15 @@ func XTMatch(name string, info []byte) Encode {
 	})
 }
 
+// CommentInfo returns the data of match comment (struct xt_comment_info), for XTMatch.
 func CommentInfo(text string) []byte {
 	info := make([]byte, 256)
 	copy(info, text)
 	return info
 }
 
+// Meta encodes an expression that loads or sets the packet's data of key 1. register is its
+// attribute, NFTA_META_DREG or NFTA_META_SREG.
 func Meta(register uint16) Encode {
 	return Expression("meta", func(ae *netlink.AttributeEncoder) error {
 		ae.Uint32(register, 1)
@@ -73,6 +79,7 @@ func Meta(register uint16) Encode {
 	})
 }
 
+// Counter encodes a counter, whose numbers ParseRule must set to zero.
 func Counter(bytes, packets uint64) Encode {
 	return Expression("counter", func(ae *netlink.AttributeEncoder) error {
 		ae.Uint64(unix.NFTA_COUNTER_BYTES, bytes)
@@ -81,6 +88,7 @@ func Counter(bytes, packets uint64) Encode {
 	})
 }
 
+// XTTarget encodes a target of x_tables with eight zero bytes of data.
 func XTTarget(name string) Encode {
 	return Expression("target", func(ae *netlink.AttributeEncoder) error {
 		ae.String(unix.NFTA_TARGET_NAME, name)

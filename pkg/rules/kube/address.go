@@ -8,6 +8,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
+// familyOf returns the family of an address, which must be valid and unmapped.
 func familyOf(ip netip.Addr) rules.Family {
 	if ip.Is4() {
 		return rules.IPv4
@@ -15,8 +16,9 @@ func familyOf(ip netip.Addr) rules.Family {
 	return rules.IPv6
 }
 
-// parseIP reads an address as kube-proxy does (ParseIPSloppy of k8s.io/utils/net). Octets with
-// leading zeros are decimal, an IPv4-mapped address is IPv4, and a zone is an error.
+// parseIP reads an address as kube-proxy does (ParseIPSloppy of k8s.io/utils/net). Octets
+// with leading zeros are decimal, an IPv4-mapped address is IPv4, and a zone is an error.
+// False: the address is refused or skipped.
 func parseIP(text string) (netip.Addr, bool) {
 	ip, err := netip.ParseAddr(text)
 	if err != nil {
@@ -31,8 +33,8 @@ func parseIP(text string) (netip.Addr, bool) {
 	return ip.Unmap(), ip.Zone() == ""
 }
 
-// spelled returns the usual spelling of an address. It returns text itself if possible, to save
-// memory.
+// spelled returns the usual spelling of an address that was parsed from text, as rules have
+// it. It returns text itself if possible, to save memory.
 func spelled(ip netip.Addr, text string) string {
 	var usual [64]byte
 	if string(ip.AppendTo(usual[:0])) == text {
@@ -41,7 +43,8 @@ func spelled(ip netip.Addr, text string) string {
 	return ip.String()
 }
 
-// parseCIDR reads a prefix as ParseCIDRSloppy does, and clears the bits behind it.
+// parseCIDR reads a prefix as ParseCIDRSloppy does, and clears the bits behind it. False: it
+// is no prefix; an option is then refused, a service's source range left out.
 func parseCIDR(text string) (netip.Prefix, bool) {
 	address, length, found := strings.Cut(text, "/")
 	bits, err := strconv.ParseUint(length, 10, 8)
@@ -63,7 +66,7 @@ func parseCIDR(text string) (netip.Prefix, bool) {
 }
 
 // withoutLeadingZeros removes leading zeros from the octets of an IPv4 address, or from the
-// octets at the end of an IPv6 address.
+// octets at the end of an IPv6 address. parseIP calls it for texts that netip refuses.
 func withoutLeadingZeros(text string) string {
 	head, tail := "", text
 	if i := strings.LastIndexByte(text, ':'); i >= 0 {

@@ -28,8 +28,8 @@ type Decoder struct {
 	before, seen map[[sha256.Size]byte]Objects // by the document's checksum; without origins
 }
 
-// Next returns the Decoder for the next pass. It knows the documents that d itself decoded, not
-// the earlier documents that d only knew. d may be nil.
+// Next returns the Decoder for the next pass over a source's files. It knows the documents
+// that d itself decoded, not the earlier documents that d only knew. d may be nil.
 func (d *Decoder) Next() *Decoder {
 	if d == nil {
 		return &Decoder{}
@@ -51,6 +51,8 @@ func (d *Decoder) Decode(name string, data []byte) (Objects, error) {
 	return all, nil
 }
 
+// document decodes one document of file name for Decode, or returns the objects of the last
+// pass if its text is the same.
 func (d *Decoder) document(name string, doc document) (Objects, error) {
 	sum := sha256.Sum256(doc.text)
 	_, twice := d.seen[sum]
@@ -116,7 +118,8 @@ func (d *decoder) where() string { return d.file + ":" + strconv.Itoa(d.line) }
 
 var yamlLine = regexp.MustCompile(`line (\d+): `)
 
-// yamlError replaces the line within the document by the line of the file.
+// yamlError returns a YAML parser's error for people: with the file, and with its line
+// instead of the line within the document.
 func (d *decoder) yamlError(err error) error {
 	text := strings.TrimPrefix(err.Error(), "error converting YAML to JSON: ")
 	text = strings.Join(strings.Fields(strings.TrimPrefix(text, "yaml: ")), " ")
@@ -130,8 +133,9 @@ func (d *decoder) yamlError(err error) error {
 	return fmt.Errorf("%s:%d: %s", d.file, line, strings.TrimPrefix(text, "unmarshal errors: "))
 }
 
-// object reads one object, or a list of objects. The items of a list of one type need no type
-// of their own.
+// object reads one object, or a list of objects, into d.objects. The items of a list of one
+// type need no type of their own: memberOf has it, or is "". An object of an unknown kind is
+// skipped; the error names a faulty one.
 func (d *decoder) object(data []byte, memberOf string) error {
 	var head struct {
 		APIVersion string            `json:"apiVersion"`
@@ -178,7 +182,8 @@ func (d *decoder) object(data []byte, memberOf string) error {
 	return nil
 }
 
-// member decodes one object and appends it to the list of its kind.
+// member decodes one object of that kind and appends it to list. object calls it. The error
+// names the object and the wrong or unknown field.
 func member[T any](d *decoder, data []byte, list *[]*T, kind string) error {
 	object := new(T)
 	strict := json.NewDecoder(bytes.NewReader(data))
@@ -191,7 +196,8 @@ func member[T any](d *decoder, data []byte, list *[]*T, kind string) error {
 	return nil
 }
 
-// nameIn returns " NAMESPACE/NAME" of an object, as far as it can be read.
+// nameIn returns " NAMESPACE/NAME" of an object, as far as it can be read, for errors and
+// skips.
 func nameIn(data []byte) string {
 	var o struct {
 		Metadata struct{ Namespace, Name any } `json:"metadata"`
@@ -206,7 +212,8 @@ func nameIn(data []byte) string {
 	return strings.Replace(all, "/", " ", 1)
 }
 
-// badField returns the field that a decoding error names.
+// badField returns the field that a decoding error names; "" if it names none. It becomes
+// ObjectError.Field.
 func badField(err error) string {
 	if wrong := (*json.UnmarshalTypeError)(nil); errors.As(err, &wrong) {
 		return wrong.Field
@@ -217,7 +224,7 @@ func badField(err error) string {
 	return ""
 }
 
-// reason returns encoding/json's message without Go's type names.
+// reason returns encoding/json's message for an ObjectError, without Go's type names.
 func reason(err error) string {
 	if wrong := (*json.UnmarshalTypeError)(nil); errors.As(err, &wrong) {
 		return "is of the wrong type: " + wrong.Value + unquoted(wrong)

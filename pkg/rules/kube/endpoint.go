@@ -25,8 +25,9 @@ type key struct{ namespace, name string }
 // An index holds the slices of each service in one family.
 type index map[key][]*EndpointSlice
 
-// index groups the slices by service. kube-proxy ignores slices with the headless label, and
-// slices of another family.
+// index groups the slices by service, for node.ports. It leaves out slices that kube-proxy
+// ignores: those with the headless label, of another family, or without a name or service. r
+// records them, and slices that are declared twice.
 func (all *Objects) index(n node, r *report) index {
 	found := make(index, len(all.Services))
 	for _, s := range all.Slices {
@@ -99,6 +100,8 @@ func (read *reader) endpoints(list []*EndpointSlice, port *ServicePort) []endpoi
 	return kept
 }
 
+// addEndpoints appends the endpoints of one slice with that port to all, for endpoints. The
+// report records those that it leaves out.
 func (read *reader) addEndpoints(all []endpoint, s *EndpointSlice, port string) []endpoint {
 	n, r := &read.node, read.report
 	all = slices.Grow(all, len(s.Endpoints))
@@ -132,6 +135,8 @@ func (read *reader) addEndpoints(all []endpoint, s *EndpointSlice, port string) 
 	return all
 }
 
+// isTrue returns an endpoint's condition; unset is its value where the slice does not give
+// it.
 func isTrue(condition *bool, unset bool) bool {
 	if condition == nil {
 		return unset
@@ -139,6 +144,8 @@ func isTrue(condition *bool, unset bool) bool {
 	return *condition
 }
 
+// sameProtocol reports whether a slice's port has the protocol of a service's port. For a
+// slice nil means TCP, for a service "" does.
 func sameProtocol(have *string, want string) bool {
 	if want == "" {
 		want = TCP
@@ -154,6 +161,9 @@ type choice struct {
 	any            bool        // an endpoint on some node takes traffic
 }
 
+// choose returns the endpoints that take the traffic for a port, as kube-proxy's
+// CategorizeEndpoints does, for servicePort. Where no endpoint is ready, those that are
+// about to end take it.
 func (n *node) choose(p *servicePort) choice {
 	var c choice
 	if len(p.endpoints) == 0 {
@@ -216,9 +226,9 @@ const (
 	sameZone
 )
 
-// topology returns the kind of hints that counts. Hints for nodes count if each ready endpoint
-// has a hint and at least one hint is for this node. Otherwise hints for zones count, by the
-// same rule (topologyModeFromHints).
+// topology returns the kind of hints that counts in choose. Hints for nodes count if each
+// ready endpoint has a hint and at least one hint is for this node. Otherwise hints for
+// zones count, by the same rule (topologyModeFromHints).
 func (n *node) topology(all []endpoint) topology {
 	nodes, zones := true, true
 	nodeHit, zoneHit := false, false

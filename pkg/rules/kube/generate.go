@@ -49,7 +49,8 @@ func Generate(objects Objects, options Options) (rules.Generation, []Skip, error
 	return g, r.skipped(), nil
 }
 
-// sorted returns the services that kube-proxy handles, by namespace and name.
+// sorted returns the services that kube-proxy handles, by namespace and name, for Generate.
+// r records the others, and services and nodes that are declared twice.
 func (all *Objects) sorted(r *report) []*Service {
 	services := slices.SortedStableFunc(slices.Values(all.Services), func(a, b *Service) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
@@ -70,7 +71,8 @@ func (all *Objects) sorted(r *report) []*Service {
 	})
 }
 
-// ports returns the ports of all services that have an address in the family.
+// ports returns the ports of all services that have an address in the family, with their
+// endpoints, for sections. r records faults of services and slices.
 func (n node) ports(services []*Service, slicesOf index, r *report) []servicePort {
 	count := 0
 	for _, s := range services {
@@ -95,7 +97,7 @@ type reader struct {
 	text
 }
 
-// sections returns the rules of nat and filter.
+// sections returns the rules of nat and filter for one family, for Generate.
 func (n node) sections(ports []servicePort) map[rules.TableName]rules.Section {
 	endpoints := 0
 	for i := range ports {

@@ -15,7 +15,8 @@ type Objects struct {
 	origin map[any]string // by pointer to the object: file and line
 }
 
-// Add appends the objects of o.
+// Add appends the objects of o, with their places. A source joins so the objects of several
+// files.
 func (all *Objects) Add(o Objects) {
 	all.Services = append(all.Services, o.Services...)
 	all.Slices = append(all.Slices, o.Slices...)
@@ -26,7 +27,8 @@ func (all *Objects) Add(o Objects) {
 	}
 }
 
-// addFrom appends the objects of a document, and records the document's place.
+// addFrom appends the objects of a document, and records its place (where: FILE:LINE) for
+// errors and skips. Decode calls it.
 func (all *Objects) addFrom(o Objects, where string) {
 	for _, s := range o.Services {
 		all.from(s, where)
@@ -44,6 +46,7 @@ func (all *Objects) addFrom(o Objects, where string) {
 	}
 }
 
+// from records the place of an object, a pointer, for errors and skips.
 func (all *Objects) from(object any, where string) {
 	if all.origin == nil {
 		all.origin = map[any]string{}
@@ -74,6 +77,8 @@ type ObjectError struct {
 
 func (e *ObjectError) Error() string { return describe(e.Where, e.Object, e.Field, e.Reason) }
 
+// describe returns the text of a Skip or an ObjectError: WHERE: OBJECT: FIELD: REASON,
+// without the parts that are "".
 func describe(where, object, field, reason string) string {
 	text := object
 	if where != "" {
@@ -85,7 +90,8 @@ func describe(where, object, field, reason string) string {
 	return text + ": " + reason
 }
 
-// node returns the Node object of that name, or nil.
+// node returns the Node object of that name, from which Options.nodes takes addresses and
+// CIDRs; nil if there is none.
 func (all *Objects) node(name string) *Node {
 	for _, n := range all.Nodes {
 		if n.Name == name && name != "" {
@@ -95,8 +101,8 @@ func (all *Objects) node(name string) *Node {
 	return nil
 }
 
-// podCIDRs returns the pod CIDRs of n. It uses the older field if the API server has not copied
-// it into the newer one.
+// podCIDRs returns the pod CIDRs of n, by which mode NodeCIDR detects local traffic. It uses
+// the older field if the API server has not copied it into the newer one. n may be nil.
 func podCIDRs(n *Node) []string {
 	switch {
 	case n == nil:
@@ -108,8 +114,9 @@ func podCIDRs(n *Node) []string {
 	}
 }
 
-// hostIPs returns the addresses of n, at most one of each family. It prefers the first internal
-// address, then the first external one (kube-proxy's GetNodeHostIPs).
+// hostIPs returns the addresses of n, at most one of each family, for nodeIPs. It prefers
+// the first internal address, then the first external one (kube-proxy's GetNodeHostIPs). n
+// may be nil.
 func hostIPs(n *Node) []netip.Addr {
 	if n == nil {
 		return nil

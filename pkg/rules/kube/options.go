@@ -100,7 +100,8 @@ type detector struct {
 
 func (d detector) implemented() bool { return d.local != "" }
 
-// nodes reads the options and the Node object into one node for each family.
+// nodes reads the options and the Node object into one node for each family, for Generate.
+// The error joins all faulty options, with their flags' names.
 func (o Options) nodes(objects Objects) ([]node, error) {
 	var bad []error
 	refuse := func(flag, format string, args ...any) {
@@ -157,8 +158,8 @@ func (o Options) nodes(objects Objects) ([]node, error) {
 }
 
 // detectors returns the local detection of both families, as kube-proxy's getLocalDetectors
-// does. A node may have several CIDRs of a family, and the first one counts. A cluster may have
-// only one.
+// does. A family that is not in the map has none. self is nil without a Node object. A node
+// may have several CIDRs of a family, and the first one counts; a cluster may have only one.
 func (o Options) detectors(self *Node) (map[rules.Family]detector, error) {
 	byCIDR := func(flag string, cidrs []string) (map[rules.Family]detector, error) {
 		found := map[rules.Family]detector{}
@@ -202,8 +203,9 @@ func (o Options) detectors(self *Node) (map[rules.Family]detector, error) {
 	}
 }
 
-// nodeIPs returns the node's address in each family: the options', else the
-// Node object's, else loopback (kube-proxy's detectNodeIPs).
+// nodeIPs returns the node's address in each family: the options', else the Node object's,
+// else loopback (kube-proxy's detectNodeIPs). self is nil without a Node object. False: the
+// options name an invalid address, or two of one family.
 func (o Options) nodeIPs(self *Node) (map[rules.Family]netip.Addr, bool) {
 	ips := map[rules.Family]netip.Addr{
 		rules.IPv4: netip.AddrFrom4([4]byte{127, 0, 0, 1}),
@@ -224,7 +226,8 @@ func (o Options) nodeIPs(self *Node) (map[rules.Family]netip.Addr, bool) {
 	return ips, true
 }
 
-// nodePortPrefixes reads NodePortAddresses.
+// nodePortPrefixes reads NodePortAddresses, which may be Primary: then it returns the node's
+// own addresses, ips. None means all addresses. The error names a text that is no CIDR.
 func (o Options) nodePortPrefixes(ips map[rules.Family]netip.Addr) ([]netip.Prefix, error) {
 	var all []netip.Prefix
 	if slices.Equal(o.NodePortAddresses, []string{Primary}) {
@@ -245,8 +248,9 @@ func (o Options) nodePortPrefixes(ips map[rules.Family]netip.Addr) ([]netip.Pref
 	return all, nil
 }
 
-// openNodePorts sets the addresses on which node ports are open, as kube-proxy's
-// NodePortAddresses does. Without a CIDR of the family, node ports are open on all addresses.
+// openNodePorts sets the addresses on which node ports are open, out of cidrs, as
+// kube-proxy's NodePortAddresses does. Without a CIDR of the family, node ports are open on
+// all addresses.
 func (n *node) openNodePorts(cidrs []netip.Prefix) {
 	var mine []netip.Prefix
 	for _, cidr := range cidrs {

@@ -31,7 +31,7 @@ func (r *report) slice(s *EndpointSlice) reporter {
 
 func (r *report) node(n *Node) reporter { return reporter{r, n, "Node", "", n.Name} }
 
-// title names the object. It is only called for a message.
+// title names the object in a Skip or an error. It is only called for a message.
 func (r reporter) title() string {
 	if r.namespace == "" {
 		return r.kind + " " + r.name
@@ -39,7 +39,8 @@ func (r reporter) title() string {
 	return r.kind + " " + r.namespace + "/" + r.name
 }
 
-// at returns " (also in FILE:LINE)", or "" if the object is from no file.
+// at returns " (also in FILE:LINE)" for an error about an object that is declared twice; ""
+// if the object is from no file.
 func (r *report) at(object any) string {
 	if where := r.objects.origin[object]; where != "" {
 		return " (also in " + where + ")"
@@ -73,6 +74,8 @@ func (r *report) skipped() []Skip {
 	return slices.Compact(r.skips)
 }
 
+// err joins the refused fields for Generate, sorted and without duplicates; nil if there are
+// none. Then Generate returns rules.
 func (r *report) err() error {
 	slices.SortFunc(r.errs, func(a, b *ObjectError) int { return cmp.Compare(a.Error(), b.Error()) })
 	var all []error

@@ -51,7 +51,8 @@ func (p *servicePort) usesLocal() bool {
 	return p.internalLocal || p.externalLocal && p.external()
 }
 
-// proxied reports whether kube-proxy handles the service.
+// proxied reports whether kube-proxy handles the service. Generate leaves the others out; r
+// records why.
 func proxied(s *Service, r reporter) bool {
 	_, foreign := s.Labels[labelProxyName]
 	switch {
@@ -69,7 +70,8 @@ func proxied(s *Service, r reporter) bool {
 	return false
 }
 
-// service appends the ports of s. There are none if s has no address in the node's family.
+// service appends the ports of s to all, for node.ports. There are none if s has no address
+// in the node's family. Faults of s are recorded in the report.
 func (read *reader) service(all []servicePort, s *Service) []servicePort {
 	f, r := read.family, read.report.service(s)
 	field, address := clusterIP(s, f)
@@ -115,8 +117,8 @@ func (read *reader) service(all []servicePort, s *Service) []servicePort {
 	return all
 }
 
-// port sets the fields of p that belong to one port of the service, and reports whether the
-// port is valid.
+// port sets the fields of p that belong to port number of the service. It reports whether
+// the port is valid; otherwise service leaves it out. r records the faults.
 func (read *reader) port(p *servicePort, s *Service, number int, r reporter) bool {
 	from := &s.Spec.Ports[number]
 	p.from = from
@@ -155,8 +157,9 @@ func (read *reader) port(p *servicePort, s *Service, number int, r reporter) boo
 	return ok
 }
 
-// clusterIP returns the service's address in a family, and the field that holds it. Objects
-// from the time before dual stack have no list of families.
+// clusterIP returns the service's address in a family, and the field that holds it, for
+// faults. Both are "" if there is none, and the service then has no rules in that family.
+// Objects from the time before dual stack have no list of families.
 func clusterIP(s *Service, f rules.Family) (field, address string) {
 	if len(s.Spec.IPFamilies) == 0 {
 		ip, ok := parseIP(s.Spec.ClusterIP)
@@ -173,6 +176,8 @@ func clusterIP(s *Service, f rules.Family) (field, address string) {
 	return "", ""
 }
 
+// externalIPs returns the service's external addresses in a family, for service. An
+// unreadable address is left out, as kube-proxy does, and r records it.
 func externalIPs(s *Service, f rules.Family, r reporter) []string {
 	var all []string
 	for i, text := range s.Spec.ExternalIPs {
@@ -186,8 +191,9 @@ func externalIPs(s *Service, f rules.Family, r reporter) []string {
 	return all
 }
 
-// loadBalancerIPs returns the ingress addresses with which traffic arrives at the node. It
-// leaves out the addresses of a load balancer that is a proxy itself.
+// loadBalancerIPs returns the ingress addresses of a family with which traffic arrives at
+// the node. It leaves out the addresses of a load balancer that is a proxy itself, and
+// unreadable ones, which r records.
 func loadBalancerIPs(s *Service, f rules.Family, r reporter) []string {
 	var all []string
 	for i, ingress := range s.Status.LoadBalancer.Ingress {
@@ -229,7 +235,8 @@ const (
 	defaultAffinity = 10800
 )
 
-// affinity returns, as text, the number of seconds for which a client keeps its endpoint.
+// affinity returns, as text, the number of seconds for which a client keeps its endpoint; ""
+// without affinity. r records a wrong value as refused: then Generate makes no rules.
 func affinity(s *Service, r reporter) string {
 	switch s.Spec.SessionAffinity {
 	case AffinityClientIP:
@@ -250,8 +257,8 @@ func affinity(s *Service, r reporter) string {
 	return strconv.Itoa(int(seconds))
 }
 
-// externalLocal reports whether external traffic follows policy Local. The field has no effect
-// for types without external destinations.
+// externalLocal reports whether external traffic follows policy Local: only endpoints on
+// this node serve it. The field has no effect for types without external destinations.
 func externalLocal(s *Service) bool {
 	if s.Spec.ExternalTrafficPolicy != PolicyLocal {
 		return false
@@ -272,6 +279,8 @@ var protocols = map[string]string{
 
 func validPort(p int32) bool { return p > 0 && p <= 65535 }
 
+// familyName returns Kubernetes' name of an IP family, by which services and slices name
+// theirs.
 func familyName(f rules.Family) string {
 	if f == rules.IPv6 {
 		return IPv6

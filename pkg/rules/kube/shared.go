@@ -43,6 +43,8 @@ var (
 	}
 )
 
+// jumps returns the section's jumps into kube-proxy's chains, each at the top of its
+// built-in chain, where kube-proxy inserts it.
 func (w *writer) jumps(all []jump) []rules.Jump {
 	made := make([]rules.Jump, len(all))
 	for i, h := range all {
@@ -51,8 +53,8 @@ func (w *writer) jumps(all []jump) []rules.Jump {
 	return made
 }
 
-// natChains returns the chains of nat: first the shared ones, for which newWriter left room,
-// then the services' chains.
+// natChains returns the chains of nat for sections: first the shared ones, for which
+// newWriter left room, then the services' chains.
 func (w *writer) natChains() []rules.Chain {
 	bit := mark(w.IPTablesMasqueradeBit)
 	masquerade := []string{comment, `kubernetes service traffic requiring SNAT" -j MASQUERADE`}
@@ -81,7 +83,8 @@ func (w *writer) setMark(bit int) rules.Rule {
 	return w.rule("MARK", " -j MARK --set-xmark ", mark(bit), "/", mark(bit))
 }
 
-// toNodePorts returns the last rules of KUBE-SERVICES.
+// toNodePorts returns the last rules of KUBE-SERVICES, which lead to KUBE-NODEPORTS: one
+// rule, or one for each address on which node ports are open.
 func (w *writer) toNodePorts() []rules.Rule {
 	const last = comment + `kubernetes service nodeports; NOTE: this must be the last rule in this chain"`
 	if w.everywhere {

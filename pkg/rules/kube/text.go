@@ -24,6 +24,7 @@ type text struct {
 
 const piece = 64 << 10
 
+// join returns the parts as one string, in a large piece of memory that many rules share.
 func (t *text) join(parts ...string) string {
 	length := 0
 	for _, p := range parts {
@@ -37,8 +38,8 @@ func (t *text) join(parts ...string) string {
 	return t.b.String()[start:]
 }
 
-// room makes room for that many bytes: behind the text so far, which never moves, or in a new
-// piece.
+// room makes room for that many bytes, for join and chain: behind the text so far, which
+// never moves, or in a new piece.
 func (t *text) room(length int) {
 	if t.b == nil || t.b.Cap()-t.b.Len() < length {
 		t.b = &strings.Builder{}
@@ -52,14 +53,16 @@ func (t *text) rule(target string, parts ...string) rules.Rule {
 	return rules.Rule{Spec: t.join(parts...)[1:], Target: target}
 }
 
-// jump returns the rule that jumps to target if the parts match.
+// jump returns the rule that jumps to target if the parts match. The text of parts begins
+// with a space, which the rule does not have.
 func (t *text) jump(target string, parts ...string) rules.Rule {
 	var all [16]string
 	words := append(append(all[:0], parts...), " -j ", target)
 	return rules.Rule{Spec: t.join(words...)[1:], Target: target}
 }
 
-// chain returns the name of a chain: the prefix, and a hash of the chain's purpose.
+// chain returns the name of a chain, as kube-proxy makes it: the prefix, and a hash of the
+// chain's purpose. of is the service's port, its protocol and, for an endpoint, its address.
 func (t *text) chain(prefix string, of ...string) string {
 	t.scratch = t.scratch[:0]
 	for _, part := range of {
@@ -75,7 +78,8 @@ func (t *text) chain(prefix string, of ...string) string {
 	return t.b.String()[start:]
 }
 
-// list returns an empty list with room for n rules.
+// list returns an empty list with room for n rules, as one piece of a larger allocation. An
+// append beyond n copies it.
 func (t *text) list(n int) []rules.Rule {
 	if len(t.rules) < n {
 		t.rules = make([]rules.Rule, max(n, 1024))

@@ -14,7 +14,8 @@ import (
 // A Time is a time of RFC 3339, or empty.
 type Time string
 
-// UnmarshalJSON reads a time, or null.
+// UnmarshalJSON reads a time of RFC 3339, or null for none. An error refuses the whole
+// object.
 func (t *Time) UnmarshalJSON(data []byte) error {
 	var text *string
 	if err := json.Unmarshal(data, &text); err != nil {
@@ -107,7 +108,8 @@ func (a *Any) UnmarshalJSON(data []byte) error {
 // MarshalJSON returns the text of the value.
 func (a Any) MarshalJSON() ([]byte, error) { return []byte(a), nil }
 
-// first returns the byte by which a JSON value shows its type, or 0 for an empty text.
+// first returns the byte by which a JSON value shows its type, or 0 for an empty text. The
+// UnmarshalJSON methods decide by it.
 func first(data []byte) byte {
 	if len(data) == 0 {
 		return 0

@@ -20,6 +20,8 @@ type writer struct {
 	own []rules.Chain // in nat: room for the shared chains, then the services' chains
 }
 
+// newWriter returns a writer for one family's rules, with room for these numbers of ports
+// and endpoints. large: there are so many endpoints that kube-proxy leaves out comments.
 func newWriter(n node, large bool, ports, endpoints int) *writer {
 	w := &writer{node: n, large: large, hostBits: "/32",
 		refusal: " --reject-with icmp-port-unreachable", mask: "255.255.255.255"}
@@ -36,7 +38,8 @@ func newWriter(n node, large bool, ports, endpoints int) *writer {
 	return w
 }
 
-// servicePort writes the rules that kube-proxy's syncProxyRules writes for one port of a service.
+// servicePort writes the rules that kube-proxy's syncProxyRules writes for one port of a
+// service. node.sections calls it for each.
 func (w *writer) servicePort(p *servicePort) {
 	c := w.choose(p)
 	o := outcome{
@@ -96,7 +99,8 @@ func (w *writer) add(name string, all []rules.Rule) {
 	w.own = append(w.own, rules.Chain{Name: name, Rules: all})
 }
 
-// capture writes the rules that lead traffic for the service into its chains.
+// capture writes the rules that lead traffic for the service into its chains, and the DROPs
+// of traffic from other sources than its ranges. servicePort calls it.
 func (w *writer) capture(o *outcome) {
 	to := func(target, address, what string) {
 		w.services = append(w.services, w.jump(target, " -d ", address, w.hostBits, " -p ", o.protocol,
@@ -129,8 +133,9 @@ func (w *writer) capture(o *outcome) {
 	}
 }
 
-// refuse writes the rules for destinations without an endpoint. They are REJECT where no node
-// has an endpoint, and DROP where policy is Local and this node has none.
+// refuse writes the rules for destinations without an endpoint, for servicePort. They are
+// REJECT where no node has an endpoint, and DROP where policy is Local and this node has
+// none.
 func (w *writer) refuse(o *outcome) {
 	target, options, why := "REJECT", w.refusal, " has no endpoints"
 	if o.any {
@@ -158,8 +163,9 @@ func (w *writer) refuse(o *outcome) {
 	}
 }
 
-// external returns the rules for traffic to external destinations. Policy Local keeps the
-// source address. Traffic from this node and its pods follows policy Cluster even then.
+// external returns the rules of the chain KUBE-EXT-HASH, for traffic to external
+// destinations. Policy Local keeps the source address. Traffic from this node and its pods
+// follows policy Cluster even then.
 func (w *writer) external(o *outcome) []rules.Rule {
 	all := w.list(4)
 	if !o.externalLocal {
@@ -201,8 +207,9 @@ func (w *writer) firewall(o *outcome) []rules.Rule {
 	return append(all, w.rule("", comment, "other traffic to ", o.name, ` will be dropped by KUBE-PROXY-FIREWALL"`))
 }
 
-// policy returns the rules that spread traffic over endpoints. The chain of the cluster IP
-// masquerades traffic from outside the cluster.
+// policy returns the rules of KUBE-SVC-HASH or KUBE-SVL-HASH, which spread traffic over
+// endpoints. internal: the cluster IP leads to this chain, so it masquerades traffic from
+// outside the cluster.
 func (w *writer) policy(o *outcome, internal bool, endpoints []*endpoint) []rules.Rule {
 	length := 1 + len(endpoints)
 	if o.affinity != "" {
@@ -233,8 +240,9 @@ func (w *writer) policy(o *outcome, internal bool, endpoints []*endpoint) []rule
 	return all
 }
 
-// endpoint returns the rules that translate to one endpoint. If an endpoint calls its own
-// service, it must not see its own source address, so the rules masquerade that traffic.
+// endpoint returns the rules of KUBE-SEP-HASH, which translate to one endpoint. If an
+// endpoint calls its own service, it must not see its own source address, so the rules
+// masquerade that traffic.
 func (w *writer) endpoint(o *outcome, e *endpoint) []rules.Rule {
 	note := w.endpointComment(o)
 	recent := ""
@@ -257,6 +265,8 @@ func (w *writer) endpointComment(o *outcome, more ...string) string {
 	return w.join(append(words, `"`)...)
 }
 
+// probability returns the words of a rule that takes one of n connections; it keeps them for
+// the next call.
 func (w *writer) probability(n int) string {
 	for len(w.odds) <= n {
 		w.odds = append(w.odds, probability(max(len(w.odds), 1)))
