@@ -12,9 +12,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/reload"
 )
 
-// TableCell returns the name of a native table ("FAMILY NAME") for a table or line that people
-// read. A name may have up to 255 bytes of any kind. TableCell quotes a name with a blank or
-// with characters that would not show as they are, and cuts it after 48 characters.
+// TableCell returns a native table's name ("FAMILY NAME") for commands and the page. Its owner
+// may have chosen any 255 bytes: TableCell quotes a name with a blank or an unprintable
+// character, and shortens it to 48 characters with "..." behind.
 func TableCell(name string) string {
 	const long = 48
 	family, own, _ := strings.Cut(name, " ")

@@ -178,10 +178,11 @@ func (fs *familyState) setSection(t rules.TableName, section rules.Section, now 
 	ts.seen, ts.known = section, true
 }
 
-// learn takes a table's section into the generation. takeExamined and takeWritten call it if
-// the read at now showed no loss; finding is that read's. For a new table, takeWritten also
-// passes LostBeforeProof. A removal in its grace plans another examination, and a change a new
-// nonce. A table that is guarded on demand and holds nothing to guard leaves the generation.
+// learn takes seen, a table's section, into the generation. takeExamined and takeWritten call it
+// after a read without a loss, at now; takeWritten also for a new table that lost its first
+// marks before the proof, with a finding Intact. learn plans a read if a removal waits, and new
+// marks if rules changed. A table that is guarded on demand and holds nothing to guard leaves
+// the generation.
 func (d *Daemon) learn(st *state, id rules.TableID, seen rules.Section, finding canary.Finding, now time.Time) {
 	f, t := id.Family, id.Name
 	fs, ts := st.families[f], st.table(id)

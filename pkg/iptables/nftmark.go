@@ -22,9 +22,8 @@ const (
 )
 
 // cutMark returns the comment of a rule that is nothing but a mark; false for any other rule.
-// spec is the rule as iptables-save prints it, without -A CHAIN. The lexicon makes a mark's
-// bytes from its comment, without having read them. named does not report a refused mark as a
-// refused rule.
+// spec is a rule as iptables-save prints it, without -A CHAIN. The lexicon calls it to make a
+// mark's bytes. Kernel.named calls it to leave a refused mark out of the refused rules.
 func cutMark(spec string) (string, bool) {
 	comment, start := strings.CutPrefix(spec, markStart)
 	comment, end := strings.CutSuffix(comment, markEnd)

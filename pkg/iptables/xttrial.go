@@ -185,10 +185,10 @@ func (l *xtLexicon) mayBeAnothers(n xtName, rule rules.Rule) bool {
 	return l.trials && (!n.shape.plain || same != nil && l.differs(same, n))
 }
 
-// differs reports whether the known rule same is another rule than n, although one text was
-// printed for both. Such a text is tried (mayBeAnothers) or doubted (doubtText). Equal bytes,
-// an unknown base, or other revisions of extensions alone return false: another version of
-// iptables wrote the rule. Call it locked.
+// differs reports whether n is another rule than same, the known rule with n's text. It is,
+// unless the bytes are equal, same's base is unknown, or only revisions of extensions differ, as
+// from another version of iptables. mayBeAnothers then tries the text, and doubtText doubts it.
+// l.mu must be held.
 func (l *xtLexicon) differs(same *xtWord, n xtName) bool {
 	if same.base == 0 || same.key == n.content() {
 		return false

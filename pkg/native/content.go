@@ -78,10 +78,9 @@ func (x *xor) add(d Digest) {
 	}
 }
 
-// digestOf returns the digest of one part of a table, such as a rule or a set. The first
-// argument names its kind, and often the part, so that parts of two kinds never have the same
-// digest. The length of each piece counts too, so that no byte can move from one piece to the
-// next unseen.
+// digestOf returns the digest of parts of a table. contents calls it with the kind, and often
+// the name, of a whole part in what; the diff calls it with "" for attributes of one kind. It
+// hashes the length of each piece too, so that no byte can move to the next piece unseen.
 func digestOf(what string, parts ...[]byte) Digest {
 	h := sha256.New()
 	var size [4]byte

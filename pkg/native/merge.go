@@ -98,9 +98,9 @@ func (m *merger) part(of Held) bool {
 	return true
 }
 
-// addChain adds a quarantined chain, or the chain that belongs to a quarantined rule, if the
-// table has none of that name (part, belongings). It is fresh: the caller of With writes it,
-// and the kernel gives it another handle.
+// addChain appends a quarantined chain (part), or a chain that belongs to a quarantined rule
+// (belongings). These callers know that the table has none of that name. The chain is fresh: the
+// caller of With writes it, and the kernel gives it another handle.
 func (m *merger) addChain(c Chain) {
 	c.Handle = 0
 	m.chains[c.Name] = len(m.t.Chains)

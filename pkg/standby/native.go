@@ -211,10 +211,10 @@ func (n *nativeCopy) bases(found func(Hook, *native.Chain)) (all []native.Chain,
 // priorityOfDNAT is the priority of nat chains that translate destinations (NF_IP_PRI_NAT_DST).
 const priorityOfDNAT = -100
 
-// base returns the copy of base chain c with its gate, and c's hook, and finds the parts that
-// it reaches. bases calls it for each base chain. The copy is nil if its type, hook or priority
-// is not wanted. It has the next priority, so it runs behind the original. An error wraps
-// ErrUnavailable.
+// base returns the copy of base chain c for the priority behind it, with its gate, and c's hook.
+// bases calls it for each base chain. It adds the parts that c reaches to n. The copy is nil if
+// packets need no copy of c: its type, or its place before nat, is not wanted. ErrUnavailable
+// means that packets need it and it cannot be copied, so that the table gets no copy.
 func (n *nativeCopy) base(c *native.Chain) (*native.Chain, Hook, error) {
 	kind := nft.String(attr(c.Attrs, unix.NFTA_CHAIN_TYPE))
 	h := Hook(nft.AttrNumber(attr(c.Attrs, unix.NFTA_CHAIN_HOOK), unix.NFTA_HOOK_HOOKNUM))

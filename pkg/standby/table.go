@@ -161,9 +161,9 @@ func (s *Standby) openByKnock(t *table, hooks []Hook) error {
 	return errors.Join(err, knocked, s.shutOrRemove(t, hooks))
 }
 
-// opened adds to t.open the hooks that may be open now: after a transaction, a knock, or a try
-// that failed halfway. c is the kernel's copy; a hook without a base chain in it stays shut. As
-// long as t.open has hooks, a failed removal of the table closes the socket.
+// opened notes in t.open which hooks may be open. It is called after each way to open a gate: by
+// a transaction, or by a datagram that opens the hook (openByKnock); also after a failure
+// halfway. c is the copy that the kernel has then. A hook without a base chain in c stays shut.
 func (t *table) opened(hooks []Hook, c *Copy) {
 	for _, h := range hooks {
 		if c.hooks[h] != nil {
