@@ -33,8 +33,8 @@ type Unguarded struct {
 // UnguardedShown is how many names an Unguarded has.
 const UnguardedShown = 3
 
-// evidence names the chains, rules and tables by which an owner was found: "8 chains, 4 rules
-// in built-in chains". number formats a count.
+// evidence names the chains, rules and tables by which an owner was found: "8 chains, 4 rules in
+// built-in chains". OwnersText puts it into status, page and log. number formats a count.
 func (g GuardedOwner) evidence(number func(int) string) string {
 	var words []string
 	if g.Chains > 0 {

@@ -114,8 +114,10 @@ func (q Inquiry) acts(since time.Time) (list []deed) {
 	return slices.DeleteFunc(list, func(x deed) bool { return !x.by.Known() })
 }
 
-// did reports whether there are deeds, and all of them are the purge's. Then the removed rule
-// is no decision of its owner: it is put back with the purge's other rules.
+// did reports whether the purge made all deeds: the writes to a chain between the reads that
+// showed a rule of it and then did not. Its owner did not remove such a rule. It is false
+// without deeds. With q it judges writers that ended before canaryd could read them by their
+// neighbours.
 func (p *Purge) did(q Inquiry, deeds []deed) bool {
 	for _, x := range deeds {
 		if !p.is(x.by) && !p.near(q, x) {

@@ -278,9 +278,10 @@ func (q Inquiry) TakersOf(id rules.TableID, before, upto Read, chains []string) 
 	return by, takings
 }
 
-// OthersWrote reports whether a process that removed nothing (by did) wrote to the table
-// meanwhile, or may have. The number of lost unprotected rules is then unknown. On legacy the
-// kernel reports no single writes, so the reads before and after must suffice.
+// OthersWrote reports whether a process other than by, which removed rules, wrote to the table,
+// or may have, after genid from and up to genid upto. The number of lost unprotected rules is
+// then unknown (unprotectedGone). On legacy it is false: the kernel reports no single writes
+// there.
 func (q Inquiry) OthersWrote(id rules.TableID, from, upto uint32, by []watch.Writer) bool {
 	switch {
 	case q.Legacy:

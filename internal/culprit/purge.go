@@ -79,8 +79,8 @@ func (p *Purges) Current(now time.Time) *Purge {
 	return p.open
 }
 
-// forget drops removals older than PurgeKept, and the oldest ones if there are too many to keep
-// in memory.
+// forget bounds the memory: it drops removals older than PurgeKept, and the oldest ones if there
+// are too many. It runs after a removal was added, and before removals are used.
 func (p *Purges) forget(now time.Time) {
 	n := 0
 	for n < len(p.removals) && (now.Sub(p.removals[n].Time) > PurgeKept || p.rules > purgeRules || len(p.removals)-n > purgeRemovals) {

@@ -63,7 +63,8 @@ func (m missing) lost(id rules.TableID, f canary.Finding) bool {
 	return slices.Contains(f.Emptied, m.jump.Chain) || slices.ContainsFunc(f.Jumps, func(h rules.Jump) bool { return m.is(id, h) })
 }
 
-// stands reports whether a section has it. Then it waits for its owner no longer.
+// stands reports whether s, the protected part of table id in a read, has the jump, or the chain
+// with rules. It is then no longer missing. takeMarks and lackedBy call it after a proved write.
 func (m missing) stands(id rules.TableID, s rules.Section) bool {
 	if !rules.Builtin(id.Name, m.jump.Chain) {
 		c, _ := s.Chain(m.jump.Chain)

@@ -11,8 +11,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/watch"
 )
 
-// proxyWorks reports whether kube-proxy is at work in iptables mode: then its canary is in
-// place. known is false while iptables' tables of the family were not read.
+// proxyWorks reports whether kube-proxy maintains iptables rules: its own canary is in mangle.
+// The record of a lost native table needs it, and seekSwitch later: a kube-proxy that changed to
+// iptables mode deleted its native table itself. known is false before the first read.
 func (st *state) proxyWorks(f tableid.Family) (works, known bool) {
 	fs := st.families[f]
 	if fs == nil || fs.examined.digest == 0 {

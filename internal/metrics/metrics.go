@@ -390,7 +390,8 @@ func (m *Metrics) ObserveStandby(family rules.Family, open time.Duration) {
 	m.standbyOpen.WithLabelValues(family.String()).Add(open.Seconds())
 }
 
-// SetBackend records the backend and the version of iptables.
+// SetBackend records the backend and the version of iptables, as labels of a series of value 1.
+// The daemon calls it when it starts.
 func (m *Metrics) SetBackend(info iptables.Info) {
 	m.backend.Reset()
 	for _, family := range m.families {

@@ -298,8 +298,9 @@ func (c *xtContent) join() (info xtInfo, data []byte, was []int, err error) {
 	return info, data, was, nil
 }
 
-// newPiece returns the piece of an opaque rule, for stage and keyOf. It is false if its bytes
-// make no entry, or if it names an ipset.
+// newPiece returns an opaque rule, which has bytes but no text, as an entry of a legacy table.
+// stage calls it to write the rule, and keyOf to recognize the rule in a read. The result is
+// false if the bytes are missing, make no valid entry, or name an ipset.
 func newPiece(family rules.Family, rule rules.Rule) (xtPiece, bool) {
 	entry, goal, sets, ok := rule.Bytes()
 	layout := xtLayoutOf(family)

@@ -43,10 +43,9 @@ func (n xtName) content() xtKey {
 	return n.key
 }
 
-// tryTexts finds out which rules iptables-restore makes from printed texts that may also be
-// other rules' texts. It returns true if canaryd took a text for the wrong rule's. Call it with
-// the xtables lock held. During two restores the table has an additional chain; afterwards it is
-// unchanged.
+// tryTexts restores printed texts that may be those of other rules, too, and notes the results.
+// printWalked calls it, under the xtables lock, with one read as bytes (walked) and as text
+// (printed). wasWrong means that a known text was wrong, so that the family is walked again.
 func (k *Kernel) tryTexts(ctx context.Context, family rules.Family, walked xtFamily, printed rules.Ruleset) (wasWrong bool) {
 	words := k.words[family]
 	due := words.untried(walked, printed)

@@ -75,8 +75,9 @@ func (w *writer) presentIn(of nft.ObjectKind, hook []byte, dev, devs uint16) []b
 	return out
 }
 
-// lacks reports whether to leave out a device, and notes it in leftBy. The writer's caller gets
-// leftBy, so that a log names the devices.
+// lacks reports whether the node lacks a network device, and notes it in leftBy for the log.
+// name is the attribute's value; of says whether a chain or a flowtable has the device. Without
+// the device the kernel may refuse the whole transaction, so the writer leaves it out.
 func (w *writer) lacks(of nft.ObjectKind, name []byte) bool {
 	device := nft.String(name)
 	if !w.o.Lacks(of, device) {

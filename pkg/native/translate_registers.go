@@ -16,9 +16,9 @@ type registers struct {
 // registersEnd is the size of struct nft_regs: the verdict's 16 bytes and 64 of data.
 const registersEnd = 80
 
-// place returns the offset of a register in registers.bytes. Registers 1 to 4 have 16 bytes,
-// and 8 to 23 have 4 (nft_parse_register, Linux 6.18). For others it returns -1, and nothing is
-// known about them.
+// place returns the offset of a register in registers.bytes; -1 for an unknown register.
+// Registers 1 to 4 have 16 bytes and overlap registers 8 to 23, which have 4
+// (nft_parse_register, Linux 6.18). All methods of registers call it.
 func place(register uint32) int {
 	switch {
 	case register >= 1 && register <= 4:

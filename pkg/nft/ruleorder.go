@@ -148,8 +148,9 @@ func (o *RuleOrder[R]) Whole() bool { return len(o.waiting) == 0 }
 // Len returns the number of rules that have a place.
 func (o *RuleOrder[R]) Len() int { return len(o.nodes) }
 
-// All returns the rules by their handles, in order. Rules that wait for another (Add) are
-// missing.
+// All returns the rules by their handles, in the chain's order. The mirror and pkg/native take
+// the chain from it at the end of a commit. Rules that wait for another one (Add) are missing:
+// check Whole before.
 func (o *RuleOrder[R]) All() iter.Seq2[uint64, R] {
 	return func(yield func(uint64, R) bool) {
 		for n := o.first.next; n != nil; n = n.next {
