@@ -194,16 +194,9 @@ func (d *Daemon) learn(st *state, id rules.TableID, seen rules.Section, finding 
 		}
 		return
 	}
-	seen = d.supplement(st, id, seen)
-	kept, _ := st.pods.KeptFor(f)
-	if t == rules.Nat {
-		seen = reload.KeepContainers(st.generation.learned.Generation[id], seen, kept)
-	}
-	_, seen = seen.Split(st.declared.now.Claims) // declared rules are not learned
 	learned := st.generation.learned
-	before := learned.Generation[id]
-	seen = d.withoutDoubles(fs, ts, before, seen, now)
-	first := !learned.Knows(f, t)
+	before, first := learned.Generation[id], !learned.Knows(f, t)
+	seen, podsWait := d.learnable(st, id, seen, now)
 	next, again := learned.Learn(f, t, seen, finding, now)
 	next = d.releaseRemoved(st, id, before, next)
 	if !first {
@@ -211,7 +204,7 @@ func (d *Daemon) learn(st *state, id rules.TableID, seen rules.Section, finding 
 	}
 	st.generation.learned = next
 	ts.verdict = canary.Intact
-	if ts.pending = !again.IsZero() || len(finding.Waiting) > 0 || t == rules.Nat && len(kept) > 0; ts.pending {
+	if ts.pending = !again.IsZero() || len(finding.Waiting) > 0 || podsWait; ts.pending {
 		ts.verdict = canary.Changed
 		fs.examined.plan(again)
 	}
@@ -227,12 +220,26 @@ func (d *Daemon) learn(st *state, id rules.TableID, seen rules.Section, finding 
 		st.relearn(next, now)
 		fs.rotation.plan(now)
 		if d.noteRemoval(st, id, before, next.Generation[id], now) {
-			fs.rotation.hold(now)
+			fs.rotation.hold(now) // it may be a purge, which takes the marks, too
 		}
 		if !reload.RemovalOf(id, next.Generation[id], before, now).Empty() {
 			fs.rotation.letGo() // restoring an older file would remove the added rules
 		}
 	}
+}
+
+// learnable returns the part of a read that the generation may take. To seen, a section, it adds
+// the quarantined rules, and the rules of running pods that are missing for less than their
+// grace. It takes away declared rules and doubles of jumps. podsWait: it added rules of pods.
+func (d *Daemon) learnable(st *state, id rules.TableID, seen rules.Section, now time.Time) (_ rules.Section, podsWait bool) {
+	before := st.generation.learned.Generation[id]
+	seen = d.supplement(st, id, seen)
+	if id.Name == rules.Nat {
+		kept, _ := st.pods.KeptFor(id.Family)
+		seen, podsWait = reload.KeepContainers(before, seen, kept), len(kept) > 0
+	}
+	_, seen = seen.Split(st.declared.now.Claims)
+	return d.withoutDoubles(st.families[id.Family], st.table(id), before, seen, now), podsWait
 }
 
 // unmarked reports whether the table is guarded on demand, and holds nothing to guard.

@@ -174,8 +174,9 @@ func (r *nativeRealm) guardsPackets() bool {
 	})
 }
 
-// nothing returns the report that nothing is protected, for a Status that is ready; nil if
-// something is.
+// nothing returns the report that nothing is protected; nil if something is, or if that is not
+// known yet: tables are unread, or a loss is open. publish puts it into a Status, whose node is
+// then ready and not healthy. Rules of the generation can only be kubelet's then (bare).
 func (d *Daemon) nothing(st *state, s api.Status) *api.Nothing {
 	if st.loss != nil || !st.allPlanted() || !d.bareNow(st) || s.Ready() != nil || st.native.guardsPackets() {
 		return nil

@@ -152,7 +152,9 @@ func bpfMode(e nft.Expression) int {
 	return -1
 }
 
-// pinnedPaths returns the paths that the matches bpf of a rule name, for pinnedStand.
+// pinnedPaths returns the paths of pinned bpf programs that the matches bpf of a rule name.
+// pinnedStand looks for them before a write, because the kernel refuses a transaction with a
+// missing one.
 func pinnedPaths(r nft.Rule) []string {
 	var paths []string
 	_ = r.Each(func(e nft.Expression) error {

@@ -48,8 +48,9 @@ func (t *tableText) shown(chain string) []rules.Rule {
 	return t.view.ready.Rules(chain)
 }
 
-// Reshaped implements nft.MirrorView: the next Snapshot shows the table with its present
-// chains.
+// Reshaped implements nft.MirrorView: the mirror calls it for a chain that is new, deleted, or
+// has another hook or policy; chain "" means all chains of the table. The next Snapshot then
+// shows the table with its present chains.
 func (f *familyText) Reshaped(table, chain string) {
 	if chain == "" {
 		f.reshapedTable(table)

@@ -164,9 +164,10 @@ func (t *xtTable) direct(l *xtLexicon) {
 func toChain(name string) string { return "to " + name }
 
 // ruleset returns a walked family as iptables-save would print it, if the lexicon knows all
-// texts. spell calls it at each read on legacy, and executes iptables-save after false.
-// earlier returns a table of the read before, or nil. An unchanged chain gets the same slice
-// of rules as there.
+// texts. spell calls it at each read on legacy, and executes iptables-save after false. A chain
+// that --max-rules leaves out (out) gets no rules, and a rule that was written by its bytes has
+// its opaque text in l.exact. earlier returns a table of the read before, or nil. An unchanged
+// chain gets the same slice of rules as there.
 func (l *xtLexicon) ruleset(f xtFamily, earlier func(rules.TableName) *rules.Table) (rules.Ruleset, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

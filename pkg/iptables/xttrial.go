@@ -184,10 +184,11 @@ func (l *xtLexicon) mayBeAnothers(n xtName, rule rules.Rule) bool {
 	return l.trials && (!n.shape.plain || same != nil && l.differs(same, n))
 }
 
-// differs reports whether n is another rule than same, the known rule with n's text. It is,
-// unless the bytes are equal, same's base is unknown, or only revisions of extensions differ, as
-// from another version of iptables. mayBeAnothers then tries the text, and doubtText doubts it.
-// l.mu must be held.
+// differs reports whether n is another rule than same, the known rule with n's text. It is not
+// if the bytes are equal, or if only revisions of extensions differ, as from another version of
+// iptables: then the hash of all else (base) is equal, and that of the revisions (kinds) is not.
+// A base of 0 is unknown, and counts as equal. mayBeAnothers then tries the text, and doubtText
+// doubts it. l.mu must be held.
 func (l *xtLexicon) differs(same *xtWord, n xtName) bool {
 	if same.base == 0 || same.key == n.content() {
 		return false

@@ -278,9 +278,10 @@ func extName(ext []byte) []byte {
 }
 
 // mark returns the comment of a rule that is nothing but a mark of canaryd; false for any other
-// rule. So nameTable knows each mark's text, and no iptables-save has to print it. The bytes must
-// be as iptables-legacy 1.8.9 writes them: match "comment" revision 0, no other condition, no
-// target. iptables prints a comment in quotes only if it has a character like a mark's colon.
+// rule. So nameTable knows each mark's text, and no iptables-save has to print it. The bytes
+// must be as iptables-legacy 1.8.9 writes them: match "comment" revision 0, no other condition,
+// no target; walkEntries has cleared the counters. iptables prints a comment in quotes only if
+// it has a character like a mark's colon.
 func (r xtRule) mark(layout xtLayout) (string, bool) {
 	e := r.entry
 	if r.target || len(e.target) != xtStandardLen || len(e.matches) != xtExtDataAt+commentSize || !bytes.HasPrefix(r.comment, []byte(markPrefix)) {

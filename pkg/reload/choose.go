@@ -162,8 +162,10 @@ func (t *tableTask) linesOf(c rules.Chain, standing []rules.Rule, ownerRemoved m
 	return lines
 }
 
-// readLines reads the lines of all chains of the table, including the chains that stay as they
-// are. findGaps searches them, and planChains writes them.
+// readLines makes c.lines: a line for each rule of all chains of the table as they would be
+// after the replay, also of chains that stay as they are. A line says whether its rule is in
+// force, lost or quarantined. findGaps searches the lines for rules that let in too much, and
+// planChains writes them.
 func (c *chosenChains) readLines(task *tableTask) {
 	c.lines = map[string][]*line{}
 	for _, chain := range c.write {

@@ -219,9 +219,10 @@ func (p *fragmentParser) rule(text string) (reason string) {
 	return ""
 }
 
-// checkWords returns why a fragment may not have a rule, or "". The parser calls it for each
-// -A and -I with the words behind the chain. iptables would refuse such words, or take them
-// for a rule's number, another table, or a host's name to look up.
+// checkWords returns why a fragment may not have a rule, or "". The parser calls it for each -A
+// and -I with the words behind the chain. iptables would refuse such words, or take them for a
+// rule's number, another table, or a host's name to look up. readOptions also refuses options
+// that canaryd would misread; its reasons then begin with the option in quotes.
 func (p *fragmentParser) checkWords(spec string) string {
 	words, _ := Split(spec) // ParseRule split it without an error
 	if len(words) > 0 && words[0] != "!" && !strings.HasPrefix(words[0], "-") {

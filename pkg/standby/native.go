@@ -213,8 +213,9 @@ const priorityOfDNAT = -100
 
 // base returns the copy of base chain c for the priority behind it, with its gate, and c's hook.
 // bases calls it for each base chain. It adds the parts that c reaches to n. The copy is nil if
-// packets need no copy of c: its type, or its place before nat, is not wanted. ErrUnavailable
-// means that packets need it and it cannot be copied, so that the table gets no copy.
+// the gap needs none: n.filter wants the filters that packets pass before nat's translation, and
+// else only nat's chains count. ErrUnavailable means that the gap needs a copy of c and there
+// can be none, so that the table gets none.
 func (n *nativeCopy) base(c *native.Chain) (*native.Chain, Hook, error) {
 	kind := nft.String(attr(c.Attrs, unix.NFTA_CHAIN_TYPE))
 	h := Hook(nft.AttrNumber(attr(c.Attrs, unix.NFTA_CHAIN_HOOK), unix.NFTA_HOOK_HOOKNUM))
