@@ -70,10 +70,10 @@ func (d *Daemon) heardAt(c nft.Commit, hinted time.Time) time.Time {
 	return hinted
 }
 
-// strangerOf returns a table of another owner that the same commit deleted, as evidence of a
-// flush (Deed.With); empty if there is none. If the family's witness is in place, the commit
-// was no flush. Then strangerOf says only that another process deleted a table whose owner is
-// known.
+// strangerOf returns a table of another owner that the same commit deleted; empty if there is
+// none. The judge reads it from Deed.With: a flush deletes tables of several owners at once, and
+// an owner deletes its own. If the family's witness is in place, the commit was no flush; it
+// then counts only for a table whose owner is known.
 func (r *nativeRealm) strangerOf(id tableid.TableID, c native.Commit) string {
 	if !c.Deeds[id].Deleted || r.witness[id.Family].Nonce != "" && !protect.OwnerKnown(id) {
 		return ""

@@ -41,10 +41,11 @@ func (d *Daemon) recallSets(ctx context.Context, st *state) {
 	}
 }
 
-// captureSets reads the ipsets that the generation's rules name: all, or only if one is not
-// known yet. Members change without a change of rules. A set that is missing now is kept as it
-// was. If a flusher destroyed it, it must come back, and its owner destroys it only after the
-// rules.
+// captureSets reads the ipsets that the generation's rules name, also those of a loss that waits
+// for a decision. save calls it: with all before it writes (once a minute, and at the end), and
+// else only for sets that are not known yet. Members change without a change of rules. A set
+// that is missing now is kept as it was. If a flusher destroyed it, it must come back, and its
+// owner destroys it only after the rules.
 func (d *Daemon) captureSets(ctx context.Context, st *state, all bool) {
 	if d.cfg.Sets == nil || !all && st.sets.edition == st.generation.edition {
 		return

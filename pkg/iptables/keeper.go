@@ -194,7 +194,8 @@ const (
 // keeperComment describes the table's purpose in the output of `nft list ruleset`.
 const keeperComment = "made by canaryd, gone with it: keeps established connections through a flush"
 
-// keeperBatch makes the family's table, in one transaction.
+// keeperBatch makes the family's table, in one transaction: an empty nat base chain for each hook,
+// and a rule with masq that no packet meets (see Keeper).
 //
 // The priority of its base chains is one behind that of iptables' chains. Of the nat chains at
 // one hook, the first that translates ends the walk, so a packet that iptables translates never

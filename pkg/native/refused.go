@@ -136,9 +136,10 @@ func (r *Repair) Leave(s Spot, why string) bool {
 	return r.leave([]sought{{s, 1}}, why)
 }
 
-// leave is Leave for the content of messages. If one message has several elements, the refused
-// element is not known. Then each element gets a message of its own in the next try. any: the
-// next try writes something else; else it makes no sense.
+// leave is Leave for all parts of a refused message. If the message has several elements, the
+// refused one is not known: the next try sends each in a message of its own (single). any
+// reports whether the next try writes anything else than this one; without that, another try
+// makes no sense.
 func (r *Repair) leave(found []sought, why string) (any bool) {
 	h := newHolder(r.Want, r.writes(), r.held)
 	for _, f := range found {

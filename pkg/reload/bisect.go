@@ -149,8 +149,10 @@ func newTrial(s iptables.Session, f rules.Family, plan tablePlan) trial {
 	return trial{session: s, family: f, plan: plan, began: time.Now(), bad: reasons{}, errs: map[rules.Key]error{}}
 }
 
-// run tries all rules of the plan, or only the rule in t.only, and leaves the bad ones in
-// t.bad. An error means that the trial chain itself could not be written.
+// run tries the plan's rules, or only t.only, in a chain that nothing jumps to, and leaves the
+// bad ones in t.bad. It begins with the suspects; a strict trial tries no others if one of them
+// is still refused. findBad halves a list after an error. An error of run means that the trial
+// chain itself could not be written.
 func (t *trial) run(ctx context.Context) error {
 	var all []rules.Rule
 	t.newChains = map[string]bool{}

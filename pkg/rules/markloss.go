@@ -131,8 +131,9 @@ type markTest struct {
 	ofConnection bool
 }
 
-// markTests returns how the rule tests marks, for Misleads and MarkBit; known is false if
-// that is not known. No tests and true: the rule does not look at marks.
+// markTests returns how the rule tests marks, for Misleads and MarkBit; known is false if that
+// is not known, as of an extension that canaryd does not know and that has an option on marks.
+// No tests and true: the rule does not look at marks.
 func (r Rule) markTests() (tests []markTest, known bool) {
 	if _, opaque := r.Opaque(); opaque {
 		if r, known = r.decoded(markExtensions...); !known {

@@ -37,8 +37,9 @@ func (d Doer) OneJob() bool {
 }
 
 // Commands reports whether the process is a shell or an agent that executes the commands of a
-// person or a script. No owner of rules is one. The judge of native tables then takes its nft
-// for a shell's.
+// person or a script. No owner of rules is one. The judge of native tables then takes an nft
+// that it started for a stranger's: a chain that nft emptied is a loss, and a deletion by name
+// is a decision.
 func (d Doer) Commands() bool {
 	program, _, _ := strings.Cut(d.Command, " ") // for a script that names its shell: the shell
 	shell := slices.Contains(shells, d.Comm) || slices.Contains(shells, strings.TrimPrefix(path.Base(program), "-"))
