@@ -84,7 +84,7 @@ func (s Status) ProtectText(number func(int) string) string {
 		text = "--protect=" + s.Protect + " found: " + OwnersText(s.Owners, number)
 	}
 	if len(s.IdleWords) > 0 {
-		text += "; nothing here has the name " + strings.Join(s.IdleWords, " or ")
+		text += "; nothing guarded has the name " + strings.Join(s.IdleWords, " or ")
 	}
 	return text
 }

@@ -105,7 +105,8 @@ func (d *Daemon) findOwners(ctx context.Context, st *state) {
 		log.Info("Guarding the rules of another owner", "protect", d.cfg.Protect, "owners", api.OwnersText(news, strconv.Itoa))
 	}
 	if first && len(g.idle) > 0 {
-		severity.Notices(log).Info("Words of --protect name nothing on this node yet", "words", g.idle)
+		severity.Notices(log).Info("Words of --protect name nothing that canaryd guards", "words", g.idle,
+			"advice", "check their spelling; matching rules that appear later are guarded")
 	}
 	if len(sinceLastRun) > 0 {
 		fields := []any{"owners", api.OwnersText(sinceLastRun, strconv.Itoa)}

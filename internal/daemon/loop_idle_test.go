@@ -19,7 +19,7 @@ func TestAWordThatNamesNothing(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		late, mistyped := "rule:filter:FORWARD:-i wg0 -j ACCEPT", "KUB-*"
 		r := start(t, backend, setup{protect: append([]string{late, mistyped}, scenario.Protect...)})
-		r.wantLog("Words of --protect name nothing on this node yet")
+		r.wantLog("Words of --protect name nothing that canaryd guards")
 		want := func(words ...string) {
 			t.Helper()
 			s := r.d.Status()
