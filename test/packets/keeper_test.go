@@ -108,26 +108,28 @@ func TestWhatAFlushEnds(t *testing.T) {
 	}
 }
 
-// wantEnds fails unless every TCP connection was reset, or unless every connection lives.
+// wantEnds fails unless TCP connections ended, or unless every connection lives. Nearly all of
+// them end by a reset. On one processor all of them were once left without an answer instead (Linux
+// 6.18), which is as bad for a client.
 func (l *lab) wantEnds(p *pingers, want bool) {
 	l.Helper()
 	ends, _ := p.ended()
-	resets := 0
+	ended := 0
 	for kind, n := range ends {
-		if strings.HasSuffix(kind, reset) {
-			resets += n
+		if strings.HasPrefix(kind, "tcp") && (strings.HasSuffix(kind, reset) || strings.HasSuffix(kind, dead)) {
+			ended += n
 		}
 	}
 	switch {
-	case want && resets == 0:
-		l.Errorf("nothing was reset, so that a keeper would show nothing: %s", p.summary())
+	case want && ended == 0:
+		l.Errorf("no connection ended, so that a keeper would show nothing: %s", p.summary())
 	case !want && len(ends) > 0:
 		l.Errorf("established connections ended: %s", p.summary())
 	}
 }
 
 // TestEstablishedConnectionsLive: canaryd heals, and no connection of any kind
-// may end, however late the heal is. With --keeper=off the same flush resets
+// may end, however late the heal is. With --keeper=off the same flush ends
 // connections.
 func TestEstablishedConnectionsLive(t *testing.T) {
 	for _, keeper := range []string{"auto", "off"} {
