@@ -71,12 +71,3 @@ func newPage(about About, snapshot func() api.Status, alive func() error) http.H
 		_, _ = w.Write(bytes.Map(visible, text.Bytes()))
 	})
 }
-
-// visible replaces characters that a terminal obeys and a browser does not show. Other processes
-// choose the names of chains, and the page may be fetched with curl.
-func visible(r rune) rune {
-	if r < ' ' && r != '\n' && r != '\t' || 0x7f <= r && r < 0xa0 {
-		return '\ufffd'
-	}
-	return r
-}

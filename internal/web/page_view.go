@@ -88,6 +88,13 @@ func (v pageVerdict) Icon() template.URL {
 		"%3Ccircle cx='8' cy='8' r='7' fill='%23" + cmp.Or(colour, "c98a12") + "'/%3E%3C/svg%3E")
 }
 
+// icon returns the address of the picture in the browser's tab, which is the picture itself.
+func (v pageVerdict) icon() string {
+	colour := map[string]string{"healthy": "1a8a45", "lost": "c0202b", "paused": "2f6fd6"}[v.Class]
+	return "data:image/svg+xml,%3Csvg%20xmlns=%27http://www.w3.org/2000/svg%27%20viewBox=%270%200%2016%2016%27%3E" +
+		"%3Ccircle%20cx=%278%27%20cy=%278%27%20r=%277%27%20fill=%27%23" + cmp.Or(colour, "c98a12") + "%27/%3E%3C/svg%3E"
+}
+
 // A moment is a time together with the time of the page.
 type moment struct{ Time, Now time.Time }
 
