@@ -144,7 +144,7 @@ func bird() *html.Node {
 		el("circle", attrs{{"cx", "16.6"}, {"cy", "6.6"}, {"r", "1.1"}}))
 }
 
-// sign returns the picture beside the headline of that class.
+// sign returns the picture next to the headline of that class.
 func sign(class string) *html.Node {
 	lines := "M8.5 9a3.5 3.5 0 1 1 5 3.2c-1 .5-1.5 1.1-1.5 2.3M12 18.2v.3"
 	switch class {

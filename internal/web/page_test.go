@@ -15,6 +15,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/testkit/golden"
+	"github.com/canaryd/canaryd/internal/testkit/sample"
 	"github.com/canaryd/canaryd/pkg/canary"
 )
 
@@ -70,6 +71,42 @@ func goldenName(state string) string { return strings.ReplaceAll(state, " ", "-"
 // masked replaces the text of style and script, which have files of their own.
 func masked(page string) []byte {
 	return []byte(strings.NewReplacer(pageCSS, "page.css", pageScript, "page.js").Replace(page))
+}
+
+// TestPageBuild: the digest depends on the program only. Pages differ only in parts that the script
+// replaces, so that an empty page is enough for the digest.
+func TestPageBuild(t *testing.T) {
+	if a, b := pageBuild(), pageBuild(); a != b || len(a) != 12 {
+		t.Errorf("the digests are %q and %q", a, b)
+	}
+	for _, page := range []string{ask(face(sample.Status(), nil), "GET", "/").Body.String(), ask(face(api.Status{}, nil), "GET", "/").Body.String()} {
+		if want := ` data-build="` + pageBuild() + `"`; !strings.Contains(page, want) {
+			t.Errorf("no %q on the page", want)
+		}
+	}
+	want := fixedPart(viewOf(api.Status{}, nil, "node-1", "").document())
+	if text := strings.Join(want, "\n"); !strings.Contains(text, pageCSS) || !strings.Contains(text, pageScript) {
+		t.Error("the fixed part of the page lacks the style or the script")
+	}
+	for name, s := range pageStates() {
+		if diff := cmp.Diff(want, fixedPart(viewOf(s, nil, "node-1", "0.1.0").document())); diff != "" {
+			t.Errorf("%s has other elements that the script does not replace (-empty +this):\n%s", name, diff)
+		}
+	}
+}
+
+// fixedPart returns the elements and texts below n that the script does not replace.
+func fixedPart(n *html.Node) []string {
+	for c := range n.Descendants() {
+		live := slices.ContainsFunc(c.Attr, func(a html.Attribute) bool { return a.Key == "data-live" })
+		for (live || c.Data == "title") && c.FirstChild != nil {
+			c.RemoveChild(c.FirstChild)
+		}
+		if c.Data == "link" {
+			c.Attr = nil
+		}
+	}
+	return outline(n)
 }
 
 // TestPageParses: a parser finds the elements and texts that canaryd has built, and no others.
