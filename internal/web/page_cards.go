@@ -11,7 +11,7 @@ import (
 
 // cards returns the three cards: the canaries, the generation, and this canaryd.
 func (v pageView) cards() *html.Node {
-	return block("div", attrs{{"id", "part-cards"}, {"class", "cards"}}, v.canaries(), "", v.generation(), "", v.canaryd())
+	return block("div", attrs{{"id", "part-cards"}, {"class", "cards"}}, v.canaries(), v.generation(), v.canaryd())
 }
 
 // canaries returns the card with the verdict on each table.
@@ -66,12 +66,11 @@ func (v pageView) familyRow(r pageRow) *html.Node {
 }
 
 // natives returns the verdicts on native tables, and the list of tables that need no guard. It
-// leaves out either if no table belongs to it.
-func (v pageView) natives() list {
-	return list{
+// leaves out either if no table belongs to it, and returns nil without any native table.
+func (v pageView) natives() any {
+	return when(len(v.Native) > 0,
 		when(len(v.Guarded) > 0, guardedTables(v.Guarded)),
-		when(len(v.Immune) > 0, immuneTables(v.Immune)),
-	}
+		when(len(v.Immune) > 0, immuneTables(v.Immune)))
 }
 
 // guardedTables returns the verdicts on native tables, with a row for each and a second one for

@@ -16,7 +16,7 @@ func (v pageView) flushes() *html.Node {
 	if len(v.Records) == 0 {
 		lines = append(lines, v.noFlush())
 	} else {
-		lines = append(lines, "", v.Strip.element(), columns(), v.records(), list{when(v.Older > 0, v.older())}, "")
+		lines = append(lines, v.Strip.element(), columns(), v.records(), when(v.Older > 0, v.older()))
 	}
 	return block("section", attrs{{"id", "part-flushes"}, {"class", "card flushes"}, {"aria-labelledby", "flushes"}}, lines...)
 }

@@ -36,8 +36,7 @@ func el(tag string, a attrs, children ...any) *html.Node {
 	return n
 }
 
-// block returns an element with each child on a line of its own. It leaves out nil; an empty text
-// makes an empty line.
+// block returns an element with each child on a line of its own, unless the child is nil.
 func block(tag string, a attrs, children ...any) *html.Node {
 	var lines list
 	for _, c := range children {
