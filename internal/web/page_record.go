@@ -187,6 +187,10 @@ func clockText(t, now time.Time) string {
 	return utcText(t)
 }
 
+// isoText returns a time in the form that programs read.
+func isoText(t time.Time) string { return t.UTC().Format(time.RFC3339) }
+
+// utcText returns a date and time for people.
 func utcText(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 MST") }
 
 // countText returns 62590 as 62,590.

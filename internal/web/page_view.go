@@ -3,7 +3,6 @@ package web
 import (
 	"cmp"
 	"fmt"
-	"html/template"
 	"slices"
 	"strings"
 	"time"
@@ -25,13 +24,11 @@ const (
 	blindAfter = time.Minute
 )
 
-// A pageView holds the data for page.html.
+// A pageView holds the data of the page, and makes its elements (document).
 type pageView struct {
 	api.Status
-	Build  string // of page, style and script; the page of an older canaryd reloads itself
-	CSS    template.CSS
-	Script template.JS
-	Node   string // may be empty
+	Build string // pageBuild; the page of an older canaryd reloads itself
+	Node  string // may be empty
 	// Version is this canaryd's version, and Began the time of its start.
 	Version string
 	Began   time.Time
@@ -81,21 +78,18 @@ type pageCell struct {
 	Class, Sign, Meaning string
 }
 
-// Icon is the picture in the browser's tab.
-func (v pageVerdict) Icon() template.URL {
+// icon returns the address of the picture in the browser's tab, which is the picture itself.
+func (v pageVerdict) icon() string {
 	colour := map[string]string{"healthy": "1a8a45", "lost": "c0202b", "paused": "2f6fd6"}[v.Class]
-	return template.URL("data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E" +
-		"%3Ccircle cx='8' cy='8' r='7' fill='%23" + cmp.Or(colour, "c98a12") + "'/%3E%3C/svg%3E")
+	return "data:image/svg+xml,%3Csvg%20xmlns=%27http://www.w3.org/2000/svg%27%20viewBox=%270%200%2016%2016%27%3E" +
+		"%3Ccircle%20cx=%278%27%20cy=%278%27%20r=%277%27%20fill=%27%23" + cmp.Or(colour, "c98a12") + "%27/%3E%3C/svg%3E"
 }
 
-// A moment is a time together with the time of the page.
-type moment struct{ Time, Now time.Time }
-
-// of returns the view of s at now, which the page's template draws. dead is the reason why the
-// loop hangs; nil if it does not. The receiver has the fields that do not change.
-func (view pageView) of(s api.Status, dead error, now time.Time) pageView {
-	view.Status, view.Now = s, now
-	view.Tables = slices.DeleteFunc(protect.Tables(), func(t rules.TableName) bool {
+// of returns the view of s at now. dead is the reason why the loop hangs; nil if it does not. The
+// receiver has the fields that do not change.
+func (v pageView) of(s api.Status, dead error, now time.Time) pageView {
+	v.Status, v.Now = s, now
+	v.Tables = slices.DeleteFunc(protect.Tables(), func(t rules.TableName) bool {
 		return protect.OnDemand(t) && !slices.ContainsFunc(rules.Families(), func(f rules.Family) bool { return s.Families[f][t] != "" })
 	})
 	for _, f := range rules.Families() {
@@ -107,31 +101,31 @@ func (view pageView) of(s api.Status, dead error, now time.Time) pageView {
 		if enabled {
 			row.Disabled = ""
 		}
-		for _, t := range view.Tables {
+		for _, t := range v.Tables {
 			if verdicts[t] == "" && protect.OnDemand(t) {
 				row.Cells = append(row.Cells, pageCell{Words: []string{"empty"}, Class: "good", Sign: "–", Meaning: "nothing is protected in it"})
 				continue
 			}
 			row.Cells = append(row.Cells, cellOf(cmp.Or(verdicts[t], canary.Unknown)))
 		}
-		view.Rows = append(view.Rows, row)
+		v.Rows = append(v.Rows, row)
 	}
 	for _, t := range s.Native {
 		if t.Immune {
-			view.Immune = append(view.Immune, t)
+			v.Immune = append(v.Immune, t)
 		} else {
-			view.Guarded = append(view.Guarded, t)
+			v.Guarded = append(v.Guarded, t)
 		}
 	}
-	view.Keeper, view.Standby = s.KeeperText(), s.StandbyText(func(t time.Time) string { return agoText(t, now) })
-	view.Verdict = headlineOf(s, dead, now)
-	view.Warnings = warningsOf(s, now)
+	v.Keeper, v.Standby = s.KeeperText(), s.StandbyText(func(t time.Time) string { return agoText(t, now) })
+	v.Verdict = headlineOf(s, dead, now)
+	v.Warnings = warningsOf(s, now)
 	for _, f := range s.Flushes[:min(len(s.Flushes), recordsShown)] {
-		view.Records = append(view.Records, recordOf(f, len(view.Tables), now))
+		v.Records = append(v.Records, recordOf(f, len(v.Tables), now))
 	}
-	view.Older = len(s.Flushes) - len(view.Records)
-	view.Strip = stripOf(view.Records, now)
-	return view
+	v.Older = len(s.Flushes) - len(v.Records)
+	v.Strip = stripOf(v.Records, now)
+	return v
 }
 
 func familyLabel(f rules.Family) string { return strings.Replace(f.String(), "ip", "IP", 1) }
