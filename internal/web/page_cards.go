@@ -25,9 +25,9 @@ func (v pageView) canaries() *html.Node {
 	default:
 		lines = append(lines, v.families(), v.natives())
 	}
-	known := list{"It is unknown yet what the tables hold."}
+	known := list{"The content of the tables is unknown yet."}
 	if !v.LastKnown.IsZero() {
-		known = list{"What the tables hold was last known ", v.ago(v.LastKnown), "."}
+		known = list{"The content of the tables was last known ", v.ago(v.LastKnown), "."}
 	}
 	lines = append(lines, el("p", class("note"), when(v.CanaryChain != "", "Chain ", el("code", nil, v.CanaryChain), ". "), known))
 	return block("section", attrs{{"class", "card wide"}, {"aria-labelledby", "canaries"}}, lines...)

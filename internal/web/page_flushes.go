@@ -29,7 +29,7 @@ func (v pageView) noFlush() *html.Node {
 	}
 	return block("div", class("empty"),
 		el("p", nil, el("strong", nil, "No flush seen since ", v.clock(v.Began))),
-		el("p", nil, "That is when this canaryd started. A loss appears here within seconds of the flush: what was lost, by which process, and for how long."))
+		el("p", nil, "That is when this canaryd started. A loss appears here within seconds of the flush: the lost rules, the process, and the time until they are back."))
 }
 
 // element returns the strip as a picture: a tick for each flush.
@@ -185,8 +185,8 @@ func nativeParts(l api.NativeLoss) any {
 }
 
 // moreNote says how many parts or chains a list leaves out; nil if it is complete.
-func moreNote(n int, what string) any {
-	return when(n != 0, el("p", class("note"), "and "+countText(n)+" more "+what))
+func moreNote(n int, things string) any {
+	return when(n != 0, el("p", class("note"), "and "+countText(n)+" more "+things))
 }
 
 // title returns the table's name with the counts of its loss.
@@ -205,11 +205,11 @@ func (g pageGroup) title() *html.Node {
 func (g pageGroup) chains() any {
 	var items list
 	for _, c := range g.PerChain {
-		what := "rules"
+		unit := "rules"
 		if c.Jumps != 0 && c.Jumps == c.Rules {
-			what = "jumps"
+			unit = "jumps"
 		}
-		items = append(items, el("li", nil, el("code", nil, c.Chain), " ", el("span", nil, countText(c.Rules)+" "+what)))
+		items = append(items, el("li", nil, el("code", nil, c.Chain), " ", el("span", nil, countText(c.Rules)+" "+unit)))
 	}
 	return when(len(items) > 0, el("ul", nil, items...))
 }
