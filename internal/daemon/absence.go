@@ -99,11 +99,12 @@ func (l stalls) at(t time.Time) (s stall, found bool) {
 func (d *Daemon) stalledAfter() time.Duration { return d.cfg.PollInterval + d.cfg.PollInterval/2 }
 
 // boundStall notes that a loss that was opened just now may have begun at any time since the
-// look before, if canaryd stalled since then.
-func (d *Daemon) boundStall(st *state, f rules.Family) {
+// look before, if canaryd stalled since then. looked is how long the look took that shows the
+// loss: a stall may be in the middle of it, behind the record's time.
+func (d *Daemon) boundStall(st *state, f rules.Family, looked time.Duration) {
 	fs, r := st.families[f], &st.loss.record
 	last := pace.Latest(pace.Latest(st.looking.before, fs.known.at), fs.written)
-	if r.LastInForce.IsZero() && !last.IsZero() && r.Time.Sub(last) > d.stalledAfter() {
+	if r.LastInForce.IsZero() && !last.IsZero() && max(r.Time.Sub(last), looked) > d.stalledAfter() {
 		r.LastInForce, r.Stalled = last, true
 	}
 }

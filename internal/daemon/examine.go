@@ -140,7 +140,7 @@ func (d *Daemon) takeExamined(ctx context.Context, st *state, id rules.TableID, 
 	switch {
 	case ts.verdict.Loss():
 		d.countDrift(ctx, st, x.Finding)
-		d.openLossNow(st, id.Family, x.Seen)
+		d.openLossNow(st, id.Family, x.Seen, 0)
 		d.countFromDeletion(st, id, x.Finding)
 	case ts.verdict == canary.Unknown:
 		// The obstacle may vanish without a write that canaryd notices.

@@ -333,7 +333,7 @@ func (d *Daemon) judgeMarks(st *state, f rules.Family, marks canary.Marks, probe
 	if standing {
 		return true
 	}
-	d.openLossNow(st, f, probed.Digest)
+	d.openLossNow(st, f, probed.Digest, time.Since(st.looking.last))
 	st.loss.byName = st.loss.byName || culprit.DeletedByName(d.cfg.Canary, marks, f, probed)
 	return false
 }

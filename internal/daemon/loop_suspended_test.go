@@ -88,6 +88,40 @@ func TestStoodStill(t *testing.T) {
 	})
 }
 
+// A halted kernel answers one question for the stamp of IPv4 after 13 s: canaryd was stopped in
+// the middle of a look.
+type halted struct {
+	*iptablestest.Fake
+	armed atomic.Bool
+}
+
+func (h *halted) Stamp(ctx context.Context, f rules.Family) (iptables.Stamp, error) {
+	if f == rules.IPv4 && h.armed.Swap(false) {
+		time.Sleep(13 * time.Second)
+	}
+	return h.Fake.Stamp(ctx, f)
+}
+
+// TestStoodStillInALook: a look begins, canaryd is stopped, and a flush follows. The look then
+// shows the loss; its beginning is not the time of the flush, which is not known.
+func TestStoodStillInALook(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		h := &halted{Fake: loadedFake(t, backend)}
+		r := run(t, h.Fake, setup{kernel: h, deaf: true})
+		r.settled()
+		h.armed.Store(true)
+		r.after(12 * time.Second)
+		must(t, h.Flush(rules.IPv4, rules.Nat, ""))
+		flushed := time.Now()
+		r.after(20 * time.Second)
+		f := r.oneRecord()
+		if !f.AbsentAtMost || !f.Stalled || f.LastInForce.IsZero() || f.LastInForce.After(flushed) {
+			t.Errorf("flushed at %s; absent for %s from %s, a bound: %t, last in force at %s, canaryd stood still: %t",
+				flushed, api.Seconds(f.AbsentSeconds), f.Time, f.AbsentAtMost, f.LastInForce, f.Stalled)
+		}
+	})
+}
+
 // TestStoodStillTwice: on a starved node a second standstill follows, in the read that shows the
 // loss. The record's absence is counted from before the first one, in which the flush was.
 func TestStoodStillTwice(t *testing.T) {

@@ -75,13 +75,14 @@ func (st *state) openLoss(f rules.Family, digest uint64) {
 	}
 }
 
-// openLossNow is openLoss for a loss that a probe or a read of that digest shows now. It also
+// openLossNow is openLoss for a loss that a probe or a read of that digest shows now. looked is
+// how long a look took that shows it; 0 for a read, which may take seconds without a stall. It also
 // estimates when the loss began.
-func (d *Daemon) openLossNow(st *state, f rules.Family, digest uint64) {
+func (d *Daemon) openLossNow(st *state, f rules.Family, digest uint64, looked time.Duration) {
 	d.dateLoss(st, f, digest)
 	fresh := st.loss == nil
 	if st.openLoss(f, digest); fresh {
-		d.boundStall(st, f)
+		d.boundStall(st, f, looked)
 	}
 }
 
