@@ -1,7 +1,9 @@
 package control
 
 import (
+	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -164,52 +166,64 @@ func call[Reply any](ctx context.Context, c Client, method, path string, request
 	return reply, nil
 }
 
-// do makes one request on a connection of its own, and reads the whole answer. body is JSON or
-// nil.
-func (c Client) do(ctx context.Context, method, path string, body []byte) ([]byte, error) {
-	response, err := c.open(ctx, method, path, body)
-	if err != nil {
-		return nil, err
-	}
-	defer response.Body.Close()
-	return io.ReadAll(io.LimitReader(response.Body, maxReply))
+// do makes one request, and reads the whole answer. body is JSON or nil.
+func (c Client) do(ctx context.Context, method, path string, body []byte) (text []byte, err error) {
+	err = c.ask(ctx, method, path, body, func(answer io.Reader) error {
+		text, err = io.ReadAll(io.LimitReader(answer, maxReply))
+		return err
+	})
+	return text, err
 }
 
-// open makes one request on a connection of its own for do and Watch, and returns its answer if
-// that is no failure. The answer's body must be closed. Without a listener the error is
-// ErrNoDaemon.
-func (c Client) open(ctx context.Context, method, path string, body []byte) (*http.Response, error) {
+// ask makes one request on a connection of its own for do and Watch, and calls read with its
+// answer if that is no failure. Without a listener the error is ErrNoDaemon.
+//
+// It writes and reads the connection itself: http.Client would add its pool of connections,
+// proxies and TLS to the program, half a megabyte.
+func (c Client) ask(ctx context.Context, method, path string, body []byte, read func(answer io.Reader) error) error {
 	// The host is not used, but HTTP requires one.
 	request, err := http.NewRequestWithContext(ctx, method, "http://canaryd"+path, bytes.NewReader(body))
 	if err != nil {
-		return nil, err
+		return err
 	}
-	connected := false
-	client := http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			var dialer net.Dialer
-			conn, err := dialer.DialContext(ctx, "unix", c.Socket)
-			connected = err == nil
-			return conn, err
-		},
-	}}
-	response, err := client.Do(request)
+	request.Close = true
+	var dialer net.Dialer
+	conn, err := dialer.DialContext(ctx, "unix", c.Socket)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ECONNREFUSED) {
-		return nil, fmt.Errorf("%w: no process listens at %s", ErrNoDaemon, c.Socket)
+		return fmt.Errorf("%w: no process listens at %s", ErrNoDaemon, c.Socket)
 	}
 	if err != nil {
-		return nil, c.explain(ctx, err, connected)
+		return c.explain(ctx, err, false)
+	}
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	response, err := exchange(conn, request)
+	if err != nil {
+		return c.explain(ctx, err, true)
 	}
 	if response.StatusCode == http.StatusOK {
-		return response, nil
+		err = read(response.Body)
+	} else if text, failed := io.ReadAll(io.LimitReader(response.Body, maxReply)); failed != nil {
+		err = failed
+	} else {
+		err = c.refused(response.StatusCode, text)
 	}
-	defer response.Body.Close()
-	text, err := io.ReadAll(io.LimitReader(response.Body, maxReply))
-	if err != nil {
-		return nil, err
+	if errors.Is(err, net.ErrClosed) { // at the end of ctx
+		return c.explain(ctx, err, true)
 	}
-	return nil, c.refused(response.StatusCode, text)
+	return err
+}
+
+// exchange writes request to conn, and returns its answer, whose body ends with conn. A listener
+// may answer and close before it has read the request, so an answer counts although the request
+// could not be written. The error is io.EOF if the listener closes without an answer.
+func exchange(conn net.Conn, request *http.Request) (*http.Response, error) {
+	unwritten := request.Write(conn)
+	answer := bufio.NewReader(conn)
+	if _, err := answer.Peek(1); err != nil {
+		return nil, cmp.Or(unwritten, err)
+	}
+	return http.ReadResponse(answer, request)
 }
 
 // explain words the cause and the remedy of a request without an answer. connected means that
@@ -219,7 +233,7 @@ func (c Client) explain(ctx context.Context, err error, connected bool) error {
 	closed := errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE)
 	switch {
 	case ctx.Err() != nil:
-		return err
+		return fmt.Errorf("asking %s: %w", c.Socket, ctx.Err())
 	case errors.Is(err, fs.ErrPermission), connected && closed && os.Geteuid() != 0:
 		return fmt.Errorf("%w at %s", ErrForbidden, c.Socket)
 	case connected && closed:

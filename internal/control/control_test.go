@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
@@ -283,70 +282,6 @@ func TestNoDaemon(t *testing.T) {
 	leaveStale(t, path)
 	if _, err := (Client{Socket: path}).Status(t.Context()); !errors.Is(err, ErrNoDaemon) {
 		t.Errorf("a socket of a dead daemon: got %v", err)
-	}
-}
-
-// TestNotCanaryd: a process that is not canaryd listens at the socket. The client must say so,
-// and name a remedy, for each way in which the process treats the connection.
-func TestNotCanaryd(t *testing.T) {
-	for name, answer := range map[string]string{
-		"another protocol":  "220 mail.example.org ESMTP\r\n",
-		"nothing":           "",
-		"another HTTP":      "HTTP/1.1 404 Not Found\r\nContent-Length: 6\r\n\r\nnobody",
-		"a page":            "HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>",
-		"half of an answer": "HTTP/1.1 20",
-	} {
-		t.Run(name, func(t *testing.T) {
-			path := filepath.Join(t.TempDir(), "s")
-			l, err := net.Listen("unix", path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer l.Close()
-			go func() {
-				conn, err := l.Accept()
-				if err != nil {
-					return
-				}
-				_, _ = conn.Read(make([]byte, 1024))
-				_, _ = io.WriteString(conn, answer)
-				conn.Close()
-			}()
-			_, err = Client{Socket: path}.Status(t.Context())
-			if answer == "" && os.Geteuid() != 0 {
-				// A canaryd of another user answers like this, too.
-				if !errors.Is(err, ErrForbidden) {
-					t.Errorf("got %v, want %v", err, ErrForbidden)
-				}
-				return
-			}
-			if err == nil || !strings.Contains(err.Error(), ErrNotCanaryd.Error()) || !strings.HasPrefix(err.Error(), path) || errors.Is(err, ErrNoDaemon) {
-				t.Errorf("got %v", err)
-			}
-		})
-	}
-	datagrams := filepath.Join(t.TempDir(), "s")
-	l, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: datagrams, Net: "unixgram"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	if _, err := (Client{Socket: datagrams}).Status(t.Context()); !errors.Is(err, ErrNotCanaryd) {
-		t.Errorf("a socket for datagrams: %v", err)
-	}
-}
-
-// TestForbidden: a user who may not open the socket learns which users may.
-func TestForbidden(t *testing.T) {
-	client := Client{Socket: "/run/canaryd/canaryd.sock"}
-	err := client.explain(t.Context(), &net.OpError{Op: "dial", Err: os.NewSyscallError("connect", unix.EACCES)}, false)
-	if want := "only root, and the user that canaryd runs as, may ask canaryd at /run/canaryd/canaryd.sock"; !errors.Is(err, ErrForbidden) || err.Error() != want {
-		t.Errorf("got %v, want %s", err, want)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if err := client.explain(ctx, io.EOF, true); err != io.EOF {
-		t.Errorf("a request that was given up: %v", err)
 	}
 }
 

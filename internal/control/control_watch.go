@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"sync"
 	"time"
@@ -85,27 +86,24 @@ func serveWatch(c Controller) http.HandlerFunc {
 func (c Client) Watch(ctx context.Context, see func(api.Status) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	response, err := c.open(ctx, http.MethodGet, "/v1/watch", nil)
-	if err != nil {
-		return err
-	}
-	defer response.Body.Close()
-	silent := time.AfterFunc(watchSilence, cancel)
-	defer silent.Stop()
-	lines := bufio.NewScanner(response.Body)
-	lines.Buffer(nil, maxWatchLine)
-	for lines.Scan() {
-		silent.Reset(watchSilence)
-		if len(lines.Bytes()) == 0 {
-			continue
+	return c.ask(ctx, http.MethodGet, "/v1/watch", nil, func(answer io.Reader) error {
+		silent := time.AfterFunc(watchSilence, cancel)
+		defer silent.Stop()
+		lines := bufio.NewScanner(answer)
+		lines.Buffer(nil, maxWatchLine)
+		for lines.Scan() {
+			silent.Reset(watchSilence)
+			if len(lines.Bytes()) == 0 {
+				continue
+			}
+			var s api.Status
+			if err := json.Unmarshal(lines.Bytes(), &s); err != nil {
+				return fmt.Errorf("%s: %w, or another version of it: its answer cannot be read: %w", c.Socket, ErrNotCanaryd, err)
+			}
+			if err := see(s); err != nil {
+				return err
+			}
 		}
-		var s api.Status
-		if err := json.Unmarshal(lines.Bytes(), &s); err != nil {
-			return fmt.Errorf("%s: %w, or another version of it: its answer cannot be read: %w", c.Socket, ErrNotCanaryd, err)
-		}
-		if err := see(s); err != nil {
-			return err
-		}
-	}
-	return ErrEnded
+		return ErrEnded
+	})
 }
