@@ -30,6 +30,13 @@ link() { # FLAG-OF-GO-BUILD...
 	export CANARYD_TEST_BUILDS=$work/builds
 }
 
+# release links canaryd with the flags of a release, for levels that measure it or try it in packages.
+# To compile all packages with them would be a tenth of make test.
+release() {
+	make -s build BIN="$work/builds"
+	export CANARYD_TEST_BUILDS=$work/builds
+}
+
 # all lists the packages with tests, but those in the arguments. Those that take longest begin
 # first, so that in the end nothing waits for them.
 first=(./internal/daemon ./test/e2e ./pkg/iptables ./test/interleavings ./test/faults)
@@ -101,7 +108,7 @@ race)
 		"${common[@]}" -race -skip='^Test(Bash|Fish|Zsh|LongFlushLine|LongLogLines)$' ./cmd/canaryd ./hack/progress ./internal/terminal ./internal/testkit ./internal/testkit/canaryd
 	;;
 large)
-	link
+	release
 	export CANARYD_TEST_LEAVE=1 CANARYD_TEST_LARGE=1
 	# Of these packages only the tests that are larger here: make test runs the others.
 	mapfile -t sized < <(git grep -lE 'testkit\.(Large|Size|IsLarge)\b' -- '*_test.go' ':!internal/testkit' ':!test/limits' ':!test/owners' | xargs -r -n1 dirname | sort -u | sed 's|^|./|')
@@ -110,7 +117,7 @@ large)
 	"${progress[@]}" "${common[@]}" -run="$pattern" ./test/owners ./pkg/iptables "${measuring[@]}" "${sized[@]}" -- "${common[@]}" ./test/limits
 	;;
 programs)
-	link
+	release
 	whole=(./test/packaging ./test/page ./test/alerts ./hack/dashboard)
 	# Of these packages only tests that need more programs than make test has: test/levels_test.go
 	# compares. All of them are one run, so that no package waits for the others' end.

@@ -5,11 +5,11 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/sorting"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/protect"
@@ -180,7 +180,7 @@ func (o *options) unguarded(seen []iptables.Snapshot, want rules.Generation) (fo
 			found.add(s.Family, t, list, tablesOf(seen, t))
 		}
 	}
-	slices.SortFunc(found.Chains, func(a, b foundChain) int {
+	sorting.Stable(found.Chains, func(a, b foundChain) int {
 		return cmp.Or(cmp.Compare(a.Family, b.Family), cmp.Compare(a.Table, b.Table), cmp.Compare(a.Chain, b.Chain))
 	})
 	return found

@@ -7,7 +7,7 @@ import (
 
 // draw returns a drawing of all imports. Each room that has a package gets a line, from the
 // roof to the ground, and a column. A dot means that the room of the column imports the room of
-// the line. A room's line and column meet at a corner.
+// the line. A room's line and column meet at a corner. Names of rooms lack "internal/".
 func draw(packages []Package) string {
 	imports := make([]map[int]bool, len(rooms))
 	for _, p := range packages {
@@ -32,7 +32,7 @@ func draw(packages []Package) string {
 	}
 	var out strings.Builder
 	for _, line := range built {
-		row := fmt.Sprintf("%-20s", rooms[line])
+		row := fmt.Sprintf("%-16s", strings.TrimPrefix(rooms[line], "internal/"))
 		for _, column := range built {
 			switch {
 			case column == line:

@@ -22,7 +22,7 @@ var rooms = []string{
 	"cmd", "internal/web", "internal/control", "internal/sdnotify", "internal/daemon", "internal/drill", "internal/accepted", "internal/pods", "internal/culprit", "internal/nativestore", "internal/onrequest", "internal/baseline", "internal/flushes", "internal/copies", "internal/pace", "internal/here", "internal/metrics", "internal/serve", "internal/api",
 	"pkg/reload", "pkg/standby", "pkg/native", "pkg/canary", "pkg/iptables", "pkg/watch", "pkg/conntrack", "pkg/nft",
 	"internal/journal", "internal/cniresults", "internal/cgroup", "internal/source",
-	"pkg/rules/kube", "pkg/protect", "pkg/rules", "internal/private", "internal/terminal", "internal/severity", "pkg/ruleset", "pkg/owners", "pkg/tableid",
+	"pkg/rules/kube", "pkg/protect", "pkg/rules", "internal/private", "internal/terminal", "internal/severity", "pkg/ruleset", "pkg/owners", "pkg/tableid", "internal/sorting",
 }
 
 // faces are the rooms in which the daemon meets the world.
@@ -131,6 +131,9 @@ func judge(name, imported string) []string {
 			"imports run one way: faces know the daemon by the values of internal/api")
 		rule(within(ours, "internal/source") && !slices.Contains([]string{"cmd", "internal/source"}, rooms[here]),
 			"declared rules are loaded by cmd, which hands them on as values")
+	}
+	if ours == "internal/sorting" { // as a package of the standard library
+		return reasons
 	}
 	outside := !isOurs && strings.Contains(strings.Split(imported, "/")[0], ".")
 	switch rooms[here] {

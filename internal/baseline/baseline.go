@@ -21,6 +21,7 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/severity"
+	"github.com/canaryd/canaryd/internal/sorting"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -190,7 +191,7 @@ func (b *Known) List(r *api.BaselineReply) {
 		}
 	}
 	changes := slices.Clone(b.changes)
-	slices.SortStableFunc(changes, func(a, b rules.ChainChange) int { return rank(a) - rank(b) })
+	sorting.Stable(changes, func(a, b rules.ChainChange) int { return rank(a) - rank(b) })
 	left := flushes.Room{Lines: LinesQuoted, Bytes: bytesQuoted}
 	for i, c := range changes {
 		if i == chainsQuoted {

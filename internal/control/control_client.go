@@ -2,7 +2,6 @@ package control
 
 import (
 	"bufio"
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -179,14 +178,8 @@ func (c Client) do(ctx context.Context, method, path string, body []byte) (text 
 // answer if that is no failure. Without a listener the error is ErrNoDaemon.
 //
 // It writes and reads the connection itself: http.Client would add its pool of connections,
-// proxies and TLS to the program, half a megabyte.
+// proxies, TLS and names in Unicode to the program, more than half a megabyte.
 func (c Client) ask(ctx context.Context, method, path string, body []byte, read func(answer io.Reader) error) error {
-	// The host is not used, but HTTP requires one.
-	request, err := http.NewRequestWithContext(ctx, method, "http://canaryd"+path, bytes.NewReader(body))
-	if err != nil {
-		return err
-	}
-	request.Close = true
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(ctx, "unix", c.Socket)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ECONNREFUSED) {
@@ -197,7 +190,7 @@ func (c Client) ask(ctx context.Context, method, path string, body []byte, read 
 	}
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
-	response, err := exchange(conn, request)
+	response, err := exchange(conn, method, path, body)
 	if err != nil {
 		return c.explain(ctx, err, true)
 	}
@@ -214,16 +207,19 @@ func (c Client) ask(ctx context.Context, method, path string, body []byte, read 
 	return err
 }
 
-// exchange writes request to conn, and returns its answer, whose body ends with conn. A listener
+// exchange writes a request to conn, and returns its answer, whose body ends with conn. A listener
 // may answer and close before it has read the request, so an answer counts although the request
 // could not be written. The error is io.EOF if the listener closes without an answer.
-func exchange(conn net.Conn, request *http.Request) (*http.Response, error) {
-	unwritten := request.Write(conn)
+//
+// HTTP requires a host, which is not used.
+func exchange(conn net.Conn, method, path string, body []byte) (*http.Response, error) {
+	request := fmt.Appendf(nil, "%s %s HTTP/1.1\r\nHost: canaryd\r\nConnection: close\r\nContent-Length: %d\r\n\r\n", method, path, len(body))
+	_, unwritten := conn.Write(append(request, body...))
 	answer := bufio.NewReader(conn)
 	if _, err := answer.Peek(1); err != nil {
 		return nil, cmp.Or(unwritten, err)
 	}
-	return http.ReadResponse(answer, request)
+	return http.ReadResponse(answer, nil)
 }
 
 // explain words the cause and the remedy of a request without an answer. connected means that

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/flushes"
+	"github.com/canaryd/canaryd/internal/sorting"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/owners"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -162,7 +163,7 @@ func (p *Purges) Recall(q Inquiry, learned reload.Learned, piecewise func(chain 
 		}
 	}
 	p.removals = slices.DeleteFunc(rest, func(r removed) bool { return r.Empty() })
-	slices.SortStableFunc(p.removals, func(a, b removed) int { return a.Time.Compare(b.Time) })
+	sorting.Stable(p.removals, func(a, b removed) int { return a.Time.Compare(b.Time) })
 	p.rules = 0
 	for _, r := range p.removals {
 		p.rules += r.Rules()

@@ -15,6 +15,7 @@ import (
 	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
+	"github.com/canaryd/canaryd/internal/sorting"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -181,7 +182,7 @@ func (d *Daemon) planNative(ctx context.Context, st *state, wanted func(*nativeT
 			d.reportNative(ctx, st, id, plan.seen.Tables[id])
 		}
 	}
-	slices.SortFunc(plan.repairs, func(a, b native.Repair) int { return cmp.Compare(a.Want.Handle, b.Want.Handle) })
+	sorting.Stable(plan.repairs, func(a, b native.Repair) int { return cmp.Compare(a.Want.Handle, b.Want.Handle) })
 	r.begun = r.begun || plan.seen.all
 	if len(plan.repairs) > 0 {
 		plan.witnesses, err = d.missingWitnesses(ctx, st)

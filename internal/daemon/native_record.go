@@ -15,6 +15,7 @@ import (
 	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
+	"github.com/canaryd/canaryd/internal/sorting"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -226,7 +227,7 @@ func lostParts(t *nativeTable) (parts []string, more int) {
 // takersOf returns the processes that took a table's lost parts, for the record. That is the
 // author of the last commit that deleted it. Else these are the authors of commits that only
 // took something, or made the table dormant. Missed commits and unknown processes are left out.
-func (d *Daemon) takersOf(t *nativeTable) []watch.Writer {
+func (d *Daemon) takersOf(t *nativeTable) (by []watch.Writer) {
 	var taken []nft.Commit
 	for _, deed := range t.deeds {
 		switch {
@@ -237,7 +238,6 @@ func (d *Daemon) takersOf(t *nativeTable) []watch.Writer {
 			taken = append(taken, deed.commit)
 		}
 	}
-	var by []watch.Writer
 	for _, c := range taken {
 		if w := d.cfg.Writers.Of(c); w.PID != 0 {
 			by = append(by, w)
@@ -436,7 +436,7 @@ func (r *nativeRealm) waitingRecords() (list []api.Flush) {
 			list = append(list, *w)
 		}
 	}
-	slices.SortFunc(list, func(a, b api.Flush) int { return cmp.Or(b.Time.Compare(a.Time), cmp.Compare(a.ID, b.ID)) })
+	sorting.Stable(list, func(a, b api.Flush) int { return cmp.Or(b.Time.Compare(a.Time), cmp.Compare(a.ID, b.ID)) })
 	return list
 }
 

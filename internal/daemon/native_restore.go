@@ -15,6 +15,7 @@ import (
 	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
+	"github.com/canaryd/canaryd/internal/sorting"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -118,7 +119,7 @@ func (a nativeAsked) rows(tables map[tableid.TableID]*nativeTable, dry bool, err
 	if unsaid != nil {
 		rows = append(rows, api.NativeRestored{Table: "native tables", Outcome: reload.Failed, Detail: unsaid.Error()})
 	}
-	slices.SortFunc(rows, func(a, b api.NativeRestored) int { return cmp.Compare(a.Table, b.Table) })
+	sorting.Stable(rows, func(a, b api.NativeRestored) int { return cmp.Compare(a.Table, b.Table) })
 	return rows
 }
 

@@ -8,6 +8,7 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/internal/pace"
+	"github.com/canaryd/canaryd/internal/sorting"
 	"github.com/canaryd/canaryd/pkg/canary"
 )
 
@@ -38,7 +39,7 @@ func (d *Daemon) publishNative(st *state, s *api.Status) {
 		s.Native = append(s.Native, api.NativeTable{Family: id.Family.NFT(), Table: id.NFT(), Verdict: canary.Intact, Immune: true,
 			Why: "one process owns it, and no other can flush it"})
 	}
-	slices.SortFunc(s.Native, func(a, b api.NativeTable) int { return cmp.Compare(a.Table, b.Table) })
+	sorting.Stable(s.Native, func(a, b api.NativeTable) int { return cmp.Compare(a.Table, b.Table) })
 	switch {
 	case r.trouble.There():
 		s.NativeError = r.trouble.What

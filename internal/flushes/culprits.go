@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/sorting"
 	"github.com/canaryd/canaryd/pkg/watch"
 )
 
@@ -48,7 +49,8 @@ func SettleCulprit(r *api.Flush) {
 		return n
 	}
 	r.Culprit = api.Culprit{}
-	r.Culprits = slices.SortedStableFunc(slices.Values(r.Culprits), func(a, b api.Culprit) int {
+	r.Culprits = slices.Clone(r.Culprits)
+	sorting.Stable(r.Culprits, func(a, b api.Culprit) int {
 		return cmp.Or(cmp.Compare(b.Took, a.Took), cmp.Compare(tables(b.PID), tables(a.PID)), b.Time.Compare(a.Time))
 	})
 	if len(r.Culprits) > 0 {

@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/sorting"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -83,7 +84,7 @@ func perChain(t rules.TableName, lost reload.Lost) []api.ChainLoss {
 		gone, _ := c.Apart()
 		list = append(list, api.ChainLoss{Chain: c.Name, Rules: len(gone)})
 	}
-	slices.SortStableFunc(list, func(a, b api.ChainLoss) int { return b.Rules - a.Rules })
+	sorting.Stable(list, func(a, b api.ChainLoss) int { return b.Rules - a.Rules })
 	return list
 }
 

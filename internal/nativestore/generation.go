@@ -9,12 +9,12 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/canaryd/canaryd/internal/onrequest"
 	"github.com/canaryd/canaryd/internal/private"
+	"github.com/canaryd/canaryd/internal/sorting"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/tableid"
@@ -172,7 +172,7 @@ func (s *Store) List() []Header {
 		list = append(list, h)
 	}
 	s.headers = headers
-	slices.SortFunc(list, func(a, b Header) int {
+	sorting.Stable(list, func(a, b Header) int {
 		return cmp.Or(strings.Compare(a.Name, b.Name), b.Captured.Compare(a.Captured))
 	})
 	return list
@@ -219,7 +219,7 @@ func (s *Store) Prune(saved Stored) error {
 		each[t.Generation.Name]++
 	}
 	list := s.List()
-	slices.SortStableFunc(list, func(a, b Header) int { return b.Captured.Compare(a.Captured) })
+	sorting.Stable(list, func(a, b Header) int { return b.Captured.Compare(a.Captured) })
 	files, size := 0, int64(0)
 	var errs []error
 	for _, k := range list {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/here"
+	"github.com/canaryd/canaryd/internal/sorting"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -89,7 +90,7 @@ func (s *Store) RestoreStored(kernel Kernel, protects func(tableid.TableID) bool
 			proved = append(proved, Row{Generation: stored.Tables[i].Generation, Held: repair.Held()})
 			rows = append(rows, w.row(repair))
 		}
-		slices.SortFunc(rows, func(a, b api.NativeRestored) int { return cmp.Compare(a.Table, b.Table) })
+		sorting.Stable(rows, func(a, b api.NativeRestored) int { return cmp.Compare(a.Table, b.Table) })
 		if err != nil {
 			return rows, nil
 		}
@@ -124,7 +125,7 @@ func (s *Store) CheckStored(kernel Kernel, protects func(tableid.TableID) bool) 
 		}
 		rows = append(rows, row)
 	}
-	slices.SortFunc(rows, func(a, b api.NativeTable) int { return cmp.Compare(a.Table, b.Table) })
+	sorting.Stable(rows, func(a, b api.NativeTable) int { return cmp.Compare(a.Table, b.Table) })
 	return rows, err
 }
 
@@ -169,7 +170,7 @@ func (s Stored) repairs(kernel Kernel, seen *native.Ruleset, protects func(table
 			left = append(left, want)
 		}
 	}
-	slices.SortFunc(all, func(a, b native.Repair) int { return cmp.Compare(a.Want.Handle, b.Want.Handle) })
+	sorting.Stable(all, func(a, b native.Repair) int { return cmp.Compare(a.Want.Handle, b.Want.Handle) })
 	return all, left, err
 }
 

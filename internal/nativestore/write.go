@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/sorting"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -163,7 +164,7 @@ func Outcomes(repairs []native.Repair, left []*native.Table) []api.NativeRestore
 	for _, t := range left {
 		rows = append(rows, Outcome(t, reload.Failed, ErrOwnersNewer))
 	}
-	slices.SortFunc(rows, func(a, b api.NativeRestored) int { return cmp.Compare(a.Table, b.Table) })
+	sorting.Stable(rows, func(a, b api.NativeRestored) int { return cmp.Compare(a.Table, b.Table) })
 	return rows
 }
 

@@ -26,6 +26,7 @@ import (
 	"github.com/canaryd/canaryd/internal/culprit"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
+	"github.com/canaryd/canaryd/internal/sorting"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -264,7 +265,7 @@ func (w *Watch) Kept() []reload.AttachedPod {
 			})
 		}
 	}
-	slices.SortFunc(list, func(a, b reload.AttachedPod) int {
+	sorting.Stable(list, func(a, b reload.AttachedPod) int {
 		return strings.Compare(a.Network+"/"+a.Container, b.Network+"/"+b.Container)
 	})
 	return list
@@ -308,7 +309,7 @@ func (w *Watch) AddPods(r *api.Flush, list map[protect.Attachment]bool, gone boo
 			r.Pods = append(r.Pods, api.LostPod{Namespace: k.Namespace, Name: k.Name, Container: a.Container, HostPorts: k.HostPorts, Gone: gone})
 		}
 	}
-	slices.SortFunc(r.Pods, func(a, b api.LostPod) int {
+	sorting.Stable(r.Pods, func(a, b api.LostPod) int {
 		return strings.Compare(a.Namespace+"/"+a.Name+"/"+a.Container, b.Namespace+"/"+b.Name+"/"+b.Container)
 	})
 }

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/canaryd/canaryd/internal/sorting"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -435,8 +436,7 @@ func sameContent(want, seen rules.Section) bool {
 		at[c.Name] = c.Rules
 	}
 	for _, c := range want.Chains {
-		rs, ok := at[c.Name]
-		if !ok || !rules.EqualRules(c.Rules, rs) {
+		if rs, ok := at[c.Name]; !ok || !rules.EqualRules(c.Rules, rs) {
 			return false
 		}
 	}
@@ -444,7 +444,7 @@ func sameContent(want, seen rules.Section) bool {
 }
 
 func sortedJumps(s rules.Section) []rules.Jump {
-	return slices.SortedFunc(slices.Values(s.Jumps), func(a, b rules.Jump) int {
-		return strings.Compare(a.String(), b.String())
-	})
+	jumps := slices.Clone(s.Jumps)
+	sorting.Stable(jumps, func(a, b rules.Jump) int { return strings.Compare(a.String(), b.String()) })
+	return jumps
 }

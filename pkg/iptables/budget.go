@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/canaryd/canaryd/internal/sorting"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -90,7 +91,7 @@ func (b *budget) choose(all map[Place]nft.Weight) (back []Place) {
 	if b.fits(kept) && len(b.left) == 0 {
 		return nil
 	}
-	slices.SortFunc(order, func(p, q Place) int {
+	sorting.Stable(order, func(p, q Place) int {
 		if g, h := b.guards(p), b.guards(q); g != h {
 			if g {
 				return 1
@@ -172,7 +173,7 @@ func (k *Kernel) LeftOut() []LeftOut {
 		}
 		b.mu.Unlock()
 	}
-	slices.SortFunc(list, func(x, y LeftOut) int {
+	sorting.Stable(list, func(x, y LeftOut) int {
 		return cmp.Or(cmp.Compare(x.Family, y.Family), cmp.Compare(x.Table, y.Table), cmp.Compare(y.Rules, x.Rules), cmp.Compare(x.Chain, y.Chain))
 	})
 	return list

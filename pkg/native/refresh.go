@@ -8,6 +8,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/sorting"
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
@@ -74,7 +75,7 @@ func (f *follower) fleeting() []refreshed {
 			}
 		}
 	}
-	slices.SortFunc(all, func(a, b refreshed) int {
+	sorting.Stable(all, func(a, b refreshed) int {
 		return cmp.Or(a.s.refreshed.Compare(b.s.refreshed), a.f.head.ID.Compare(b.f.head.ID), cmp.Compare(a.s.Handle, b.s.Handle))
 	})
 	return all

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 
+	"github.com/canaryd/canaryd/internal/sorting"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
@@ -34,6 +35,6 @@ func AllStanding(wanted func(tableid.TableID) bool) ([]Standing, error) {
 	if err != nil {
 		return nil, err
 	}
-	slices.SortFunc(found, func(a, b Standing) int { return cmp.Compare(a.ID.NFT(), b.ID.NFT()) })
+	sorting.Stable(found, func(a, b Standing) int { return cmp.Compare(a.ID.NFT(), b.ID.NFT()) })
 	return slices.Compact(found), nil
 }

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/canaryd/canaryd/internal/sorting"
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
@@ -81,7 +82,7 @@ func spans(s *Set, all bool) (list []span) {
 		return slices.DeleteFunc(list, passes)
 	}
 	ends := func(p span) bool { return isEnd(p.element) }
-	slices.SortStableFunc(list, func(a, b span) int {
+	sorting.Stable(list, func(a, b span) int {
 		if c := bytes.Compare(a.from, b.from); c != 0 || ends(a) == ends(b) {
 			return c
 		}
@@ -137,7 +138,7 @@ func (w *words) elements(s *Set, kinds []*dataType, depth int, all bool) (texts 
 		}
 	}
 	if number := func(p span) uint64 { return kinds[0].number(p.from) }; s.Anonymous() && len(kinds) == 1 && kinds[0] != nil && kinds[0].host && s.Flags&setInterval == 0 {
-		slices.SortStableFunc(list, func(a, b span) int { return int(int64(number(a)) - int64(number(b))) })
+		sorting.Stable(list, func(a, b span) int { return int(int64(number(a)) - int64(number(b))) })
 	}
 	for _, p := range list {
 		texts = append(texts, w.element(s, p, kinds, depth))

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/sorting"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -94,7 +95,7 @@ func (r run) chooseStages(runs []*familyRun) {
 }
 
 func sortByStage(plans []tablePlan) {
-	slices.SortStableFunc(plans, func(a, b tablePlan) int { return stageOf(a.table) - stageOf(b.table) })
+	sorting.Stable(plans, func(a, b tablePlan) int { return stageOf(a.table) - stageOf(b.table) })
 }
 
 // payloads returns the steps to write, a payload for each stage. The session writes them in

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/private"
+	"github.com/canaryd/canaryd/internal/sorting"
 )
 
 // Made is the origin of a stored generation.
@@ -81,7 +82,7 @@ func (s *Store) list() ([]Kept, error) {
 		list = append(list, s.keptOf(id, h))
 	}
 	s.headers = headers
-	slices.SortFunc(list, func(a, b Kept) int {
+	sorting.Stable(list, func(a, b Kept) int {
 		for _, first := range []string{s.written, s.named} {
 			if a.ID == first {
 				return -1 // its time says nothing if the clock was set back
@@ -149,7 +150,7 @@ func Offered(list []Kept) []Kept {
 		}
 	}
 	list = slices.Clone(list)
-	slices.SortStableFunc(list, func(a, b Kept) int { return rank(a) - rank(b) })
+	sorting.Stable(list, func(a, b Kept) int { return rank(a) - rank(b) })
 	return list
 }
 

@@ -5,6 +5,8 @@ import (
 	"os"
 	"slices"
 	"time"
+
+	"github.com/canaryd/canaryd/internal/sorting"
 )
 
 const (
@@ -82,7 +84,7 @@ func (s *Store) worthKeeping(list []Kept, now time.Time) map[string]bool {
 // canaryd, a generation counts as in force until the next one that is still on disk was saved.
 func (s *Store) fullest(list []Kept, from, to, now time.Time) (best Kept, found bool) {
 	list = slices.Clone(list)
-	slices.SortStableFunc(list, func(a, b Kept) int { return b.Saved.Compare(a.Saved) })
+	sorting.Stable(list, func(a, b Kept) int { return b.Saved.Compare(a.Saved) })
 	until := now // the next newer generation replaced it then
 	for _, k := range list {
 		if at, known := s.until[k.ID]; known {

@@ -2,8 +2,9 @@ package rules
 
 import (
 	"hash/maphash"
-	"slices"
 	"strings"
+
+	"github.com/canaryd/canaryd/internal/sorting"
 )
 
 // A Baseline is a generation that an operator confirmed. Later generations are compared with
@@ -129,7 +130,7 @@ func (b *Baseline) gone(f Family, t TableName) []ChainChange {
 			all = append(all, ChainChange{Family: f, Table: t, Chain: name, Known: true, Gone: len(c.prints)})
 		}
 	}
-	slices.SortFunc(all, func(a, b ChainChange) int { return strings.Compare(a.Chain, b.Chain) })
+	sorting.Stable(all, func(a, b ChainChange) int { return strings.Compare(a.Chain, b.Chain) })
 	return all
 }
 

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/canaryd/canaryd/internal/sorting"
 )
 
 // A Difference lists all deviations of a table from the wanted section, the gravest first.
@@ -69,7 +71,7 @@ func Diff(want, got Section) Difference {
 		}
 	}
 	d = append(d, diffJumps(want.Jumps, got.Jumps)...)
-	slices.SortStableFunc(d, func(a, b Deviation) int { return int(a.Kind) - int(b.Kind) })
+	sorting.Stable(d, func(a, b Deviation) int { return int(a.Kind) - int(b.Kind) })
 	return d
 }
 

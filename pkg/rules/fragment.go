@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"github.com/canaryd/canaryd/internal/sorting"
 )
 
 // A Fragment holds the declarations of an operator's file for one family: chains with their
@@ -295,7 +297,7 @@ func (p *fragmentParser) close() *ParseError {
 		}
 		s = s.Then(Section{Jumps: []Jump{h.Jump}})
 	}
-	slices.SortStableFunc(s.Jumps, func(a, b Jump) int {
+	sorting.Stable(s.Jumps, func(a, b Jump) int {
 		return slices.Index(builtin[p.table.Name], a.Chain) - slices.Index(builtin[p.table.Name], b.Chain)
 	})
 	s.DependsOn = chainsOfOthers(p.table)

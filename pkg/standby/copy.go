@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/canaryd/canaryd/internal/sorting"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/tableid"
@@ -79,7 +80,7 @@ func (c *Copy) LeftOut() []LeftOut {
 			all = append(all, LeftOut{name, chain.leftOut})
 		}
 	}
-	slices.SortFunc(all, func(a, b LeftOut) int { return strings.Compare(a.Chain, b.Chain) })
+	sorting.Stable(all, func(a, b LeftOut) int { return strings.Compare(a.Chain, b.Chain) })
 	return all
 }
 

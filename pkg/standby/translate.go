@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/canaryd/canaryd/internal/sorting"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
@@ -57,7 +58,7 @@ func (t *translator) services() {
 			}
 		}
 	}
-	slices.SortFunc(t.out.services, key.compare)
+	sorting.Stable(t.out.services, key.compare)
 	t.out.services = slices.Compact(t.out.services)
 }
 

@@ -87,14 +87,23 @@ func TestRelease(t *testing.T) {
 	t.Run("engine", func(t *testing.T) { wantRuns(t, dir) })
 }
 
-// wantPrograms wants programs that need no library, and packages of them, for each architecture.
+// mostBytes bounds the program: a kubelet executes it for each probe of a pod, and each node of a
+// fleet downloads it. docs/release.md has the flags of go build that keep it so small.
+const mostBytes = 16_000_000
+
+// wantPrograms wants programs that need no library and are small, and packages of them, for each
+// architecture.
 func wantPrograms(t *testing.T, dir string) {
 	for arch, want := range map[string]struct {
 		machine elf.Machine
 		rpm     string
 	}{"amd64": {elf.EM_X86_64, "x86_64"}, "arm64": {elf.EM_AARCH64, "aarch64"}} {
 		for _, name := range []string{"canaryd", "kubectl-canaryd"} {
-			file, err := elf.Open(filepath.Join(dir, name+"_0.0.1_linux_"+arch))
+			path := filepath.Join(dir, name+"_0.0.1_linux_"+arch)
+			if info, err := os.Stat(path); err != nil || info.Size() > mostBytes {
+				t.Errorf("%s for %s: %v, %d bytes, more than %d", name, arch, err, info.Size(), mostBytes)
+			}
+			file, err := elf.Open(path)
 			if err != nil {
 				t.Fatal(err)
 			}

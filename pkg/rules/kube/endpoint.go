@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/canaryd/canaryd/internal/sorting"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -87,7 +88,7 @@ func (read *reader) endpoints(list []*EndpointSlice, port *ServicePort) []endpoi
 			all = read.addEndpoints(all, s, strconv.Itoa(int(*p.Port)))
 		}
 	}
-	slices.SortStableFunc(all, func(a, b endpoint) int { return cmp.Compare(a.address, b.address) })
+	sorting.Stable(all, func(a, b endpoint) int { return cmp.Compare(a.address, b.address) })
 	kept := all[:0]
 	for _, e := range all {
 		switch last := len(kept) - 1; {

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+
+	"github.com/canaryd/canaryd/internal/sorting"
 )
 
 // A report collects the faults of objects while they are read.
@@ -67,7 +69,7 @@ func (r reporter) refuse(field, format string, args ...any) {
 // skipped returns the skips, sorted and without duplicates: a read of both families may have
 // recorded a skip twice.
 func (r *report) skipped() []Skip {
-	slices.SortFunc(r.skips, func(a, b Skip) int {
+	sorting.Stable(r.skips, func(a, b Skip) int {
 		return cmp.Or(cmp.Compare(a.Object, b.Object), cmp.Compare(a.Where, b.Where),
 			cmp.Compare(a.Field, b.Field), cmp.Compare(a.Reason, b.Reason))
 	})
