@@ -72,7 +72,7 @@ func (d *Daemon) newChores() []chore {
 		{"remove doubled jumps", perFamily(func(fs *familyState) time.Time { return fs.undoubleAt }), (*state).mayWrite, writeLimit, d.undouble},
 		{"remove what pods that are gone left", func(st *state) time.Time { return st.pods.RemoveAt }, (*state).mayWrite, writeLimit, d.removeGoneContainers},
 		{"renew the marks", perFamily(rotationAt), (*state).nothingLost, writeLimit, d.rotate},
-		{"end the contention", func(st *state) time.Time { return st.contention.calmAt }, (*state).nothingLost, briefLimit, d.endContention},
+		{"end the contention", func(st *state) time.Time { return st.contention.calmAt }, (*state).nothingLost, briefLimit, func(ctx context.Context, st *state) { st.contention.end(ctx) }},
 		{"count unguarded rules", d.inventoryAt, d.mayTakeInventory, readLimit, d.takeInventory},
 		{"find owners", d.ownersAt, d.mayFindOwners, briefLimit, d.findOwners},
 		{"compare with the baseline", d.compareAt, nil, briefLimit, func(_ context.Context, st *state) { st.compareBaseline() }},

@@ -26,12 +26,14 @@ const (
 	jumpsDeletedKept = 2
 )
 
-// contention is the loop's knowledge of a process that undoes its replays.
+// contention is the loop's knowledge of a process that undoes its replays of one kind of table.
 type contention struct {
+	of           string // the kind for the log: iptables or native
 	limit        *reload.Limiter
 	since        time.Time     // zero: replays stay in place
 	replays      int           // since then
 	work         time.Duration // CPU time of the loop's steps that the limit does not know of
+	spent        time.Duration // CPU time of the present step that the limit knows of
 	calmAt       time.Time     // when it is over if nothing happens; zero: there is none
 	healed       time.Time     // when the last replay ended
 	undone       int           // replays in a row that were undone within calmFor
@@ -39,8 +41,16 @@ type contention struct {
 	displaced    bool          // another process owns the declared chains, for the rest of the run
 }
 
+func newContention(of string) contention { return contention{of: of, limit: reload.NewLimiter()} }
+
 // contended reports whether another process keeps undoing replays.
 func (c *contention) contended() bool { return !c.since.IsZero() || c.displaced }
+
+// contended reports whether another process keeps undoing replays of any kind of table, for the
+// status and for drills.
+func (st *state) contended() bool {
+	return st.contention.contended() || st.native.contention.contended()
+}
 
 // heals reports whether a loss is answered by a replay.
 func (st *state) heals() bool { return st.mode == api.Heal && !st.pause.on() }
@@ -54,43 +64,51 @@ func (d *Daemon) cpu() time.Duration {
 	return d.cfg.CPU()
 }
 
-// limited reports whether a replay would follow too soon after many others, and then puts it
-// off: heal does nothing yet. The first time that begins a contention.
-func (d *Daemon) limited(ctx context.Context, st *state) bool {
+// limited reports whether a replay would follow too soon after many others, and then puts the
+// loss's next try off. The caller heals nothing then, and begins a contention if there is none.
+func (c *contention) limited(retry *pace.Retry) bool {
 	now := time.Now()
-	wait := st.contention.limit.Wait(now)
-	if wait == 0 {
+	wait := c.limit.Wait(now)
+	if wait > 0 {
+		retry.At = now.Add(wait)
+	}
+	return wait > 0
+}
+
+// limited reports whether heal has to do nothing yet, because replays are limited. The first
+// time that begins a contention.
+func (d *Daemon) limited(ctx context.Context, st *state) bool {
+	if !st.contention.limited(&st.loss.retry) {
 		return false
 	}
 	if st.contention.since.IsZero() {
 		l := *st.loss // the replay blames again, with the commits until then
 		d.blame(ctx, st, &l)
-		st.contention.start(ctx, &l)
+		st.contention.start(ctx, l.record)
 	}
-	st.loss.retry.At = now.Add(wait)
 	return true
 }
 
 // start begins a contention with the loss that shows it: its record names the process that
 // undoes replays.
-func (c *contention) start(ctx context.Context, l *loss) {
+func (c *contention) start(ctx context.Context, record api.Flush) {
 	c.since, c.replays = time.Now(), 0
 	// It ends also if the rules' owner, and no replay, is the last to put them back.
 	c.calmAt = c.since.Add(calmFor)
 	severity.Warnings(klog.FromContext(ctx)).Info("A process keeps undoing the replays; until it stops, canaryd limits them and does not log each",
-		"flush", l.record.ID, "by", flushes.CulpritsText(l.record))
+		"flush", record.ID, "tables", c.of, "by", flushes.CulpritsText(record))
 }
 
-// spend charges the limit with the cost of a replay, which began when the daemon had used that
-// much CPU time. In a contention it adds the loop's steps since the last replay, and the
-// sweeps. The cost of HTTP clients between steps does not count: a client that polls the status
-// would delay replays. A sweep next to a step counts twice, which errs to the side of the node.
-func (d *Daemon) spend(st *state, used time.Duration) {
-	c := &st.contention
+// spend charges the limit of one kind of table with the cost of a replay, which began when the
+// daemon had used that much CPU time. In a contention it adds the loop's steps since the last
+// replay, and the sweeps. The cost of HTTP clients between steps does not count: a client that
+// polls the status would delay replays. A sweep next to a step counts twice, which errs to the
+// side of the node.
+func (d *Daemon) spend(c *contention, used time.Duration) {
 	cost := d.cpu() - used
+	c.spent += cost // the step that replays is counted when it ends
 	work := c.work + time.Duration(d.swept.Swap(0))
-	c.work = -cost // the step that replays is counted when it ends
-	if !c.since.IsZero() {
+	if c.work = 0; !c.since.IsZero() {
 		cost += work
 	}
 	c.limit.Spend(time.Now(), cost)
@@ -101,52 +119,60 @@ func (d *Daemon) spend(st *state, used time.Duration) {
 func (d *Daemon) step(ctx context.Context, st *state, c *chore) {
 	used := d.cpu()
 	d.work(ctx, c.name, c.limit, func() { c.do(ctx, st) })
-	st.contention.work += d.cpu() - used
+	cost := d.cpu() - used
+	for _, c := range []*contention{&st.contention, &st.native.contention} {
+		c.work, c.spent = c.work+cost-c.spent, 0
+	}
 }
 
 // countReplay counts a replay that ended, and begins a contention if too many were undone.
-func (d *Daemon) countReplay(ctx context.Context, st *state, l *loss) {
-	c, now := &st.contention, time.Now()
+// byName means that it put back jumps that were deleted by name, after grace (--jump-grace).
+func (c *contention) countReplay(ctx context.Context, record api.Flush, byName bool, grace time.Duration) {
+	now := time.Now()
 	stood := now.Sub(c.healed) // for ever, if this is the first
 	c.undone++
 	if stood > calmFor {
 		c.undone = 0
 	}
 	c.jumpsDeleted++
-	if !l.jumpsDeleted || stood > d.cfg.JumpGrace+calmFor {
+	if !byName || stood > grace+calmFor {
 		c.jumpsDeleted = 0
 	}
 	c.healed = now
 	c.replays++
 	if c.since.IsZero() && (c.undone >= undoneKept || c.jumpsDeleted >= jumpsDeletedKept) {
-		c.start(ctx, l)
+		c.start(ctx, record)
 	}
 	if c.since.IsZero() {
 		return
 	}
 	c.calmAt = now.Add(calmFor)
 	if c.jumpsDeleted > 0 {
-		c.calmAt = c.calmAt.Add(d.cfg.JumpGrace)
+		c.calmAt = c.calmAt.Add(grace)
 	}
 }
 
-// endContention ends a contention, because the last replay has stayed in force until calmAt.
-func (d *Daemon) endContention(ctx context.Context, st *state) {
-	c := &st.contention
+// end ends a contention, because the last replay has stayed in force until calmAt.
+func (c *contention) end(ctx context.Context) {
 	severity.Notices(klog.FromContext(ctx)).Info("Replayed rules stay in place again; canaryd no longer limits replays",
-		"lasted", pace.Latest(c.healed, c.since).Sub(c.since).Round(time.Millisecond), "replays", c.replays)
+		"tables", c.of, "lasted", pace.Latest(c.healed, c.since).Sub(c.since).Round(time.Millisecond), "replays", c.replays)
 	c.since, c.calmAt, c.jumpsDeleted, c.undone = time.Time{}, time.Time{}, 0, 0
 }
 
-// flushLog returns the log for lines about one flush. In a contention only -v=2 shows them. A
-// drill under way keeps them for its reply.
+// log returns the log for lines about one flush. In a contention only -v=2 shows them.
+func (c *contention) log(log klog.Logger) klog.Logger {
+	if !c.since.IsZero() {
+		return log.V(2)
+	}
+	return log
+}
+
+// flushLog returns the log for lines about one flush of iptables' tables. A drill under way
+// keeps them for its reply.
 func (st *state) flushLog(ctx context.Context) klog.Logger {
 	log := klog.FromContext(ctx)
 	if x := st.drills.Under; x != nil {
 		log = x.Tee(log)
 	}
-	if !st.contention.since.IsZero() {
-		return log.V(2)
-	}
-	return log
+	return st.contention.log(log)
 }

@@ -119,7 +119,7 @@ func (d *Daemon) drillRefused(st *state, r api.DrillReply) error {
 			st.pause.until.UTC().Format(time.RFC3339))
 	case ready != nil:
 		return fmt.Errorf("the node is not healthy, and a drill would hide that: %w", ready)
-	case st.contention.contended() || st.contention.limit.Wait(time.Now()) > 0:
+	case st.contended() || st.contention.limit.Wait(time.Now()) > 0:
 		return errors.New("replays are limited now, because there were many of them or a process keeps undoing them: see canaryd status")
 	}
 	return nil

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io/fs"
 	"syscall"
-	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/nativestore"
@@ -88,20 +87,12 @@ func failureOf(err error) failure {
 
 // failing returns why the rules are not back although canaryd has tried, for the status; nil in
 // observe mode and in pauses.
-func (st *state) failing() []api.Failing {
-	var list []api.Failing
-	add := func(id string, attempts int, err error, retry time.Time) {
-		if err == nil || !st.heals() {
-			return
+func (st *state) failing() (list []api.Failing) {
+	for _, o := range st.openRecords() {
+		if o.failed != nil && st.heals() {
+			f := failureOf(o.failed)
+			list = append(list, api.Failing{Flush: o.record.ID, Attempts: o.attempts, Retry: o.retry.At, Reason: f.reason, Advice: f.advice})
 		}
-		f := failureOf(err)
-		list = append(list, api.Failing{Flush: id, Attempts: attempts, Retry: retry, Reason: f.reason, Advice: f.advice})
-	}
-	if l := st.loss; l != nil {
-		add(l.record.ID, l.attempts, l.failed, l.retry.At)
-	}
-	if l := st.native.loss; l != nil {
-		add(l.record.ID, l.attempts, l.failed, l.retry.At)
 	}
 	return list
 }

@@ -52,7 +52,7 @@ func (d *Daemon) heal(ctx context.Context, st *state) {
 	job.Rider = func() *iptables.Rider { return d.rider(ctx, st, ride) }
 	result, err := d.replayer(ctx, st).Heal(ctx, job)
 	if result != nil && !onlyDrilled(result) { // nil: the lock was not free, and nothing was done
-		d.spend(st, used)
+		d.spend(&st.contention, used)
 	}
 	d.concludeHeal(ctx, st, ride, result, err)
 	if more && st.loss != nil {
@@ -213,19 +213,16 @@ func (d *Daemon) countLocked(st *state, result reload.Result, err error) {
 // outcome shows the failure.
 func (d *Daemon) healFailed(ctx context.Context, st *state, err error) {
 	l := st.loss
-	l.attempts++
-	l.failed = err
-	if pace.LockReason(err) {
+	if l.fail(err); pace.LockReason(err) {
 		d.seekLockHolder(st)
-	}
-	l.retry.Failed(err, time.Now())
-	l.record.Outcome = reload.Failed
-	if err != nil {
-		l.record.Detail = err.Error()
 	}
 	d.showUnread(st)
 	d.keepOpen(ctx, l)
-	d.logRetry(ctx, st, err)
+	tables := l.hit
+	if !l.recorded {
+		tables = st.losses()
+	}
+	l.logRetry(st.flushLog(ctx), err, tables.Text())
 }
 
 // recovered ends the loss: everything is proved to be in force. It closes the record, and plans
@@ -236,7 +233,7 @@ func (d *Daemon) recovered(ctx context.Context, st *state, result reload.Result)
 	st.purges.BackIs(l.hit, time.Now())
 	st.looking.afterReplay(time.Now())
 	if l.record.Drill == "" {
-		d.countReplay(ctx, st, l)
+		st.contention.countReplay(ctx, l.record, l.jumpsDeleted, d.cfg.JumpGrace)
 	}
 	st.forgetLeftOut(result, l.gone, time.Now())
 	if !l.recorded {

@@ -224,7 +224,8 @@ func situations() map[string]situation {
 			fs := st.families[rules.IPv4]
 			fs.rotation.at, fs.rotation.by = time.Now(), time.Now()
 		},
-		"end the contention": now(func(st *state) *time.Time { return &st.contention.calmAt }),
+		"end the contention":                  now(func(st *state) *time.Time { return &st.contention.calmAt }),
+		"end the contention of native tables": now(func(st *state) *time.Time { return &st.native.contention.calmAt }),
 		"count unguarded rules": func(_ *testing.T, _ *Daemon, st *state, fake *iptablestest.Fake) {
 			st.generation.learned.Generation, st.inventory.at = rules.Generation{}, time.Time{}
 			st.generation.edition++

@@ -292,8 +292,8 @@ func TestNativeWar(t *testing.T) {
 				k.wantNative(t, tableOf(proxyTable, "a", "b"))
 				r.wantReady()
 				r.after(calmFor)
-				if r.d.Status().Contended {
-					t.Error("contended for ever")
+				if r.d.Status().Contended || r.logged("stay in place again") != 1 {
+					t.Errorf("contended: %t, the end said %d times", r.d.Status().Contended, r.logged("stay in place again"))
 				}
 			})
 		})

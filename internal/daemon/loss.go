@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
@@ -19,7 +20,7 @@ import (
 
 // loss is a flush record in the making.
 type loss struct {
-	record       api.Flush
+	openRecord
 	drill        *drill.Drill // the drill that ended before the loss: its deletions are no flush
 	noticed      time.Time
 	window       time.Time                   // the end of the last write, which left the lost rules in force; zero: unknown
@@ -32,21 +33,15 @@ type loss struct {
 	noticeLogged bool                        // the log has that it was noticed
 	byName       bool                        // on legacy: a canary was deleted by name
 	blamed       bool                        // its culprits were looked for
-	recorded     bool                        // the record and the log have the lost rules
 	counted      bool                        // whether metrics have it
 	jumpsDeleted bool                        // jumps were deleted by name, and their grace is over
 	memory       reload.Memory               // findings of reads and tries
 	gone         map[protect.Attachment]bool // containers that the last replay left out
 	recovery     recovery                    // tables that the tries have put back so far
-	attempts     int
-	retry        pace.Retry
 
 	diff   []api.TableDiff // of the tables that were hit
 	room   flushes.Room    // how much more it may hold
 	unkept []api.TableDiff // diff, while the journal does not have it
-
-	trouble pace.Trouble // why it lasts, for the log
-	failed  error        // the last try's; nil: it did not fail
 }
 
 // bounds returns the times and genids between which the loss began: an Inquiry searches there
@@ -69,8 +64,8 @@ func (st *state) openLoss(f rules.Family, digest uint64) {
 	}
 	defer st.boundAbsence(f)
 	st.loss = &loss{
-		record: api.Flush{ID: st.newFlushID(at), Time: at, Outcome: api.Pending}, drill: st.drills.DoubtAt(now),
-		window: st.families[f].written, hit: flushes.Verdicts{}, noticed: now, retry: pace.Retry{At: now},
+		openRecord: openRecord{record: api.Flush{ID: st.newFlushID(at), Time: at, Outcome: api.Pending}, retry: pace.Retry{At: now}},
+		drill:      st.drills.DoubtAt(now), window: st.families[f].written, hit: flushes.Verdicts{}, noticed: now,
 		intact: uint32(st.families[f].looked.intact), heard: uint32(digest), room: flushes.DiffRoom(),
 	}
 }
@@ -124,7 +119,7 @@ func (st *state) newFlushID(at time.Time) string {
 // hasFlush reports whether a record has that ID, an open one included. newFlushID then tries
 // another.
 func (st *state) hasFlush(id string) bool {
-	return st.loss != nil && st.loss.record.ID == id || st.native.loss != nil && st.native.loss.record.ID == id ||
+	return slices.ContainsFunc(st.openRecords(), func(o *openRecord) bool { return o.record.ID == id }) ||
 		anyOf(st.native.waiting, func(w *api.Flush) bool { return w.ID == id }) ||
 		st.journal.Index(id) >= 0
 }

@@ -71,27 +71,26 @@ type nativeRealm struct {
 	stalls  stalls    // the last ones: a loss may be recorded only after the next stall
 	readAt  time.Time // when changed tables are read; zero: none are
 	// refreshAt is when elements are read that packets add and time takes; zero: there are none.
-	refreshAt time.Time
-	pace      nativePace                     // of reads
-	plantAt   time.Time                      // when witnesses are planted
-	all       bool                           // some commits were missed: each table is to be read
-	fresh     bool                           // there is a new table that is to be guarded
-	begun     bool                           // all tables were read once
-	asleep    bool                           // no table to guard has existed yet: Kernel is not open
-	asked     time.Time                      // when such a table was last looked for
-	torn      int                            // how often in a row that was interrupted
-	known     time.Time                      // when the content of all of them was last known
-	overLimit int                            // tables that are too many
-	trouble   pace.Trouble                   // why they cannot be looked at
-	limits    pace.Trouble                   // too many tables
-	unplanted pace.Trouble                   // why a witness is missing
-	loss      *nativeLoss                    // the open one; nil while nothing is to be put back
-	waiting   map[tableid.TableID]*api.Flush // records of tables that are lost and not put back
-	limit     *reload.Limiter
-	readmit   pace.Retry // of parts in quarantine
-	calmAt    time.Time  // until then something keeps flushing
-	wrote     time.Time  // when another process was last heard to commit
-	comings   comings
+	refreshAt  time.Time
+	pace       nativePace                     // of reads
+	plantAt    time.Time                      // when witnesses are planted
+	all        bool                           // some commits were missed: each table is to be read
+	fresh      bool                           // there is a new table that is to be guarded
+	begun      bool                           // all tables were read once
+	asleep     bool                           // no table to guard has existed yet: Kernel is not open
+	asked      time.Time                      // when such a table was last looked for
+	torn       int                            // how often in a row that was interrupted
+	known      time.Time                      // when the content of all of them was last known
+	overLimit  int                            // tables that are too many
+	trouble    pace.Trouble                   // why they cannot be looked at
+	limits     pace.Trouble                   // too many tables
+	unplanted  pace.Trouble                   // why a witness is missing
+	loss       *nativeLoss                    // the open one; nil while nothing is to be put back
+	waiting    map[tableid.TableID]*api.Flush // records of tables that are lost and not put back
+	readmit    pace.Retry                     // of parts in quarantine
+	wrote      time.Time                      // when another process was last heard to commit
+	comings    comings
+	contention contention
 	// removed is when an owner was last heard to delete its table, by the table's name.
 	removed map[string]time.Time
 	disk    nativeDisk
@@ -159,7 +158,7 @@ func (d nativeDeed) took() bool { return len(d.Rules)+len(d.Elements)+d.Lost > 0
 // canaryd reads none until there is a table to guard.
 func (d *Daemon) newNativeRealm() nativeRealm {
 	r := nativeRealm{tables: map[tableid.TableID]*nativeTable{}, immune: map[tableid.TableID]bool{},
-		witness: map[tableid.Family]native.Witness{}, waiting: map[tableid.TableID]*api.Flush{}, limit: reload.NewLimiter()}
+		witness: map[tableid.Family]native.Witness{}, waiting: map[tableid.TableID]*api.Flush{}, contention: newContention("native")}
 	if d.guardsNative() {
 		r.asleep = d.cfg.Native.Wake != nil
 		r.lookAt, r.all = time.Now(), !r.asleep
@@ -213,6 +212,8 @@ func (d *Daemon) nativeChores() []chore {
 		{"empty the quarantine of native tables", func(st *state) time.Time { return st.native.readmit.At }, mayWriteNative, writeLimit, d.readmitNative},
 		{"rehearse native tables", func(st *state) time.Time { return st.native.rehearseAt() }, noNativeReplay, readLimit, d.rehearseNative},
 		{"plant witnesses", func(st *state) time.Time { return st.native.plantAt }, mayReadNative, briefLimit, d.plantWitnesses},
+		{"end the contention of native tables", func(st *state) time.Time { return st.native.contention.calmAt }, func(st *state) bool { return st.native.loss == nil }, briefLimit,
+			func(ctx context.Context, st *state) { st.native.contention.end(ctx) }},
 		{"save native tables", func(st *state) time.Time { return st.native.disk.saveAt }, nil, diskLimit, d.saveNative},
 	}
 }
@@ -223,7 +224,7 @@ func (d *Daemon) nativeChores() []chore {
 // limited, so are these: each witness is one more thing for it to delete.
 func mayReadNative(st *state) bool {
 	r, now := &st.native, time.Now()
-	return noNativeReplay(st) || r.loss.retry.At.After(now) && !r.calmAt.After(now)
+	return noNativeReplay(st) || r.loss.retry.At.After(now) && !r.contention.contended()
 }
 
 // noNativeReplay reports whether no replay is due that reads and plants by itself.

@@ -12,13 +12,13 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/internal/sorting"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
-	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
@@ -28,12 +28,8 @@ func (d *Daemon) healNative(ctx context.Context, st *state) {
 	ctx, done := finishing(ctx)
 	defer done()
 	r := &st.native
-	if st.heals() && r.limited() {
-		r.contend(ctx)
+	if st.heals() && d.nativeLimited(ctx, st, true) {
 		return
-	}
-	if pace.Due(r.calmAt, time.Now()) {
-		r.calmAt = time.Time{}
 	}
 	if d.settleNative(ctx, st) || d.iptablesFirst(ctx, st) {
 		return
@@ -60,7 +56,7 @@ func (d *Daemon) healNative(ctx context.Context, st *state) {
 		again := r.loss.lostAgain(plan.repairs)
 		done, err := d.replayNative(ctx, st, plan)
 		if len(done) > 0 || !errors.Is(err, nft.ErrStale) {
-			r.limit.Spend(time.Now(), d.cpu()-used)
+			d.spend(&r.contention, used)
 		}
 		switch {
 		case err == nil:
@@ -70,10 +66,7 @@ func (d *Daemon) healNative(ctx context.Context, st *state) {
 			last = nft.ErrStale
 		case errors.Is(err, nativestore.ErrOwnerWrote): // the owner's write is learned, or more is lost
 			last = nativestore.ErrOwnerWrote
-			if r.limited() {
-				if again { // else perhaps the owner alone
-					r.contend(ctx)
-				}
+			if d.nativeLimited(ctx, st, again) {
 				return
 			}
 			if d.settleNative(ctx, st) {
@@ -87,26 +80,34 @@ func (d *Daemon) healNative(ctx context.Context, st *state) {
 	d.nativeFailed(ctx, st, fmt.Errorf("%d times: %w", nativestore.Tries, last))
 }
 
-// limited reports whether replays have cost too much lately, and then puts the next try off.
-// healNative stops there, so that a process that keeps flushing does not cost the node more.
-func (r *nativeRealm) limited() bool {
-	now := time.Now()
-	wait := r.limit.Wait(now)
-	if wait > 0 {
-		r.loss.retry.At = now.Add(wait)
+// nativeLimited reports whether healNative has to stop, because replays are limited. If something
+// undid a replay (undone), and not perhaps the owner alone, that begins a contention.
+func (d *Daemon) nativeLimited(ctx context.Context, st *state, undone bool) bool {
+	c := &st.native.contention
+	if !c.limited(&st.native.loss.retry) {
+		return false
 	}
-	return wait > 0
+	if undone && c.since.IsZero() {
+		c.start(ctx, d.accused(st))
+	}
+	return true
 }
 
-// contend notes that another process keeps undoing replays, until a while after the next try
-// (calmAt). Until then the log shows no line for each flush, and the status says that replays
-// are contended.
-func (r *nativeRealm) contend(ctx context.Context) {
-	if r.calmAt.IsZero() {
-		severity.Warnings(klog.FromContext(ctx)).Info("A process keeps undoing the replays; until it stops, canaryd limits them and does not log each",
-			"flush", r.loss.record.ID)
+// accused returns the open record with the processes that took its tables, for the log. Its own
+// culprits are known when the flusher is done.
+func (d *Daemon) accused(st *state) api.Flush {
+	record := st.native.loss.record
+	if st.native.loss.recorded {
+		return record
 	}
-	r.calmAt = r.loss.retry.At.Add(calmFor)
+	record.Culprits = slices.Clone(record.Culprits)
+	for _, t := range st.native.tables {
+		if t.lost() {
+			flushes.Accuse(&record, d.takersOf(t))
+		}
+	}
+	flushes.SettleCulprit(&record)
+	return record
 }
 
 // lostAgain reports whether a repair is of a table that was already written for this loss, and
@@ -351,21 +352,14 @@ func (l *nativeLoss) sweepLater(id tableid.TableID) {
 // the rules are still missing.
 func (d *Daemon) nativeFailed(ctx context.Context, st *state, err error) {
 	l := st.native.loss
-	l.attempts++
-	l.failed = err
-	l.retry.Failed(err, time.Now())
-	if errors.Is(err, nft.ErrStale) || errors.Is(err, nft.ErrInterrupted) {
+	if l.fail(err); errors.Is(err, nft.ErrStale) || errors.Is(err, nft.ErrInterrupted) {
 		l.retry.In(pace.FirstTry, time.Now())
 	}
-	l.record.Outcome, l.record.Detail = reload.Failed, err.Error()
 	if l.recorded && !l.kept {
 		l.kept = true
 		d.writeNativeRecord(ctx, l)
 	}
-	if l.trouble.Met(err, time.Now()) {
-		klog.FromContext(ctx).Error(err, "Rules are still missing", "flush", l.record.ID, "tables", strings.Join(l.record.NativeNames(), ", "),
-			"attempt", l.attempts, "retryIn", l.retry.Wait, "missingFor", time.Since(l.record.Time).Round(time.Millisecond), "advice", failureOf(err).advice)
-	}
+	l.logRetry(st.nativeLog(ctx), err, strings.Join(l.record.NativeNames(), ", "))
 }
 
 // holdNative leaves a loss as it is: until the pause ends or, in observe mode, until the owner has

@@ -27,24 +27,19 @@ import (
 
 // nativeLoss is the flush record of native tables in the making.
 type nativeLoss struct {
-	record   api.Flush
+	openRecord
 	hit      map[tableid.TableID]bool // tables recorded so far
 	lost     []flushes.LostTable      // their lost content; empty once the journal has it
 	intact   time.Time                // when all tables were last known to be in force; zero: that is not known
-	recorded bool
-	kept     bool // the journal has it
-	attempts int
-	retry    pace.Retry
-	written  time.Time // the last write's end
-	replayed bool      // something was put back and proved
-	lacking  bool      // devices were left out
-	partial  bool      // parts of tables were left out
-	unproved bool      // the kernel took a write whose effect no read showed
+	kept     bool                     // the journal has it
+	written  time.Time                // the last write's end
+	replayed bool                     // something was put back and proved
+	lacking  bool                     // devices were left out
+	partial  bool                     // parts of tables were left out
+	unproved bool                     // the kernel took a write whose effect no read showed
 	// unswept are tables that were written and that no read has proved. Flows that began in the
 	// gap are ended when the loss ends.
 	unswept map[tableid.TableID]bool
-	trouble pace.Trouble
-	failed  error // the last try's; nil: it did not fail
 }
 
 // loseNative opens a flush record for a lost table, or continues one that the last run left
@@ -62,7 +57,7 @@ func (d *Daemon) loseNative(st *state, id tableid.TableID) (known bool) {
 		r.loss.retry.At, r.loss.intact = now, r.known
 		return false
 	}
-	r.loss = &nativeLoss{record: d.newNativeRecord(st, r.tables[id]), hit: map[tableid.TableID]bool{}, retry: pace.Retry{At: now}, intact: r.known}
+	r.loss = &nativeLoss{openRecord: openRecord{record: d.newNativeRecord(st, r.tables[id]), retry: pace.Retry{At: now}}, hit: map[tableid.TableID]bool{}, intact: r.known}
 	return false
 }
 
@@ -104,7 +99,7 @@ var nativeGravity = []native.Verdict{native.Disabled, native.Emptied, native.Una
 func (d *Daemon) recordNative(ctx context.Context, st *state, repairs []native.Repair) {
 	l := st.native.loss
 	if added := d.addNativeLosses(st, repairs); added > 0 {
-		d.announceNative(d.nativeLog(ctx, st), l.record, added, l.recorded)
+		d.announceNative(st.nativeLog(ctx), l.record, added, l.recorded)
 		l.recorded = true
 	}
 }
@@ -147,14 +142,9 @@ func (d *Daemon) announceNative(log klog.Logger, record api.Flush, added int, co
 		"rules", lost.Rules, "chains", lost.Chains, "elements", lost.Elements, "by", flushes.CulpritsText(record))
 }
 
-// nativeLog returns the log for lines about each flush. While a process keeps flushing, only
-// -v=2 shows them.
-func (d *Daemon) nativeLog(ctx context.Context, st *state) klog.Logger {
-	log := klog.FromContext(ctx)
-	if !st.native.calmAt.IsZero() {
-		return log.V(2)
-	}
-	return log
+// nativeLog returns the log for lines about one flush of native tables.
+func (st *state) nativeLog(ctx context.Context) klog.Logger {
+	return st.native.contention.log(klog.FromContext(ctx))
 }
 
 // addNativeLoss puts one table's loss into a record, with the processes that took it.
@@ -350,7 +340,7 @@ func (d *Daemon) nativeRecovered(ctx context.Context, st *state) {
 	d.endNative(st)
 	if !l.recorded {
 		if l.record.Standby != nil { // the log has its flush, which gets no record
-			severity.Notices(d.nativeLog(ctx, st)).Info("The owners of native tables have written them again before canaryd did",
+			severity.Notices(st.nativeLog(ctx)).Info("The owners of native tables have written them again before canaryd did",
 				"flush", l.record.ID, "standby", l.record.Standby.Text())
 		}
 		return
@@ -358,6 +348,7 @@ func (d *Daemon) nativeRecovered(ctx context.Context, st *state) {
 	l.record.Attempts, l.record.Detail, l.record.Outcome = l.attempts+1, "", l.outcome()
 	if l.replayed || l.unproved {
 		l.record.WrittenSeconds = l.written.Sub(l.record.Time).Seconds()
+		st.native.contention.countReplay(ctx, l.record, false, 0)
 	}
 	d.cfg.Metrics.ObserveRecovery(flushes.EndAbsence(&l.record, time.Now()), l.record.Standby)
 	d.countNativeReplay(l.record.Native, l.record.Outcome)
@@ -365,7 +356,7 @@ func (d *Daemon) nativeRecovered(ctx context.Context, st *state) {
 	for id := range l.hit { // a flush took it while it waited for a decision
 		d.endWaiting(ctx, st, id, l.record.Outcome, "A native table is back and in force again")
 	}
-	flushes.LogBack(d.nativeLog(ctx, st), strings.Join(l.record.NativeNames(), ", "), l.record, l.attempts+1)
+	flushes.LogBack(st.nativeLog(ctx), strings.Join(l.record.NativeNames(), ", "), l.record, l.attempts+1)
 }
 
 // writeNativeRecord gives the record to the journal, at the loss's end and while it lasts. It

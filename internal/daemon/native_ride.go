@@ -37,7 +37,7 @@ type nativeRide struct {
 // for that. nil: none ride, and healNative puts native tables back later.
 func (d *Daemon) rider(ctx context.Context, st *state, ride *nativeRide) *iptables.Rider {
 	r := &st.native
-	if !d.guardsNative() || r.asleep || d.cfg.Kernel.Info().Backend != iptables.NFT || !ride.at.IsZero() || r.loss != nil && r.loss.attempts > 0 || r.limit.Wait(time.Now()) > 0 {
+	if !d.guardsNative() || r.asleep || d.cfg.Kernel.Info().Backend != iptables.NFT || !ride.at.IsZero() || r.loss != nil && r.loss.attempts > 0 || r.contention.limit.Wait(time.Now()) > 0 {
 		return nil
 	}
 	plan, err := d.planNative(ctx, st, func(t *nativeTable) bool { return t != nil && t.gone() && !r.all }, false)
@@ -86,14 +86,14 @@ func (d *Daemon) concludeRide(ctx context.Context, st *state, ride *nativeRide) 
 		return
 	}
 	l, native := st.loss, st.native.loss
-	st.native.limit.Spend(time.Now(), d.cpu()-ride.used)
+	st.native.contention.limit.Spend(time.Now(), d.cpu()-ride.used)
 	d.noteLeft(ctx, st, ride.left)
 	d.wroteNative(st, ride.nativePlan, ride.at)
 	added, recorded := d.addNativeLosses(st, ride.repairs), native.recorded
 	err := d.proveNative(ctx, st, ride.seen.Genid, ride.repairs)
 	if err != nil || recorded || native.lacking || native.partial || l.record.Drill != "" {
 		if added > 0 {
-			d.announceNative(d.nativeLog(ctx, st), native.record, added, recorded)
+			d.announceNative(st.nativeLog(ctx), native.record, added, recorded)
 		}
 		native.recorded = true
 		switch {

@@ -3,7 +3,6 @@ package daemon
 import (
 	"cmp"
 	"slices"
-	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/nativestore"
@@ -51,7 +50,6 @@ func (d *Daemon) publishNative(st *state, s *api.Status) {
 		s.NativeStored = append(s.NativeStored, api.StoredNativeGeneration{ID: k.ID, Family: k.Family, Table: k.Name, Captured: k.Captured,
 			Made: k.Made, Chains: k.Chains, Rules: k.Rules, Elements: k.Elements, Foreign: k.Foreign})
 	}
-	s.Contended = s.Contended || r.calmAt.After(time.Now())
 	for _, w := range r.waitingRecords() {
 		s.LossSince = pace.Earliest(s.LossSince, w.Time)
 		s.Flushes = insertRecord(s.Flushes, w)

@@ -24,7 +24,7 @@ func (d *Daemon) publish(st *state) {
 		PausedBy:         st.pause.by,
 		PausedWhy:        st.pause.why,
 		PausedSince:      st.pause.since,
-		Contended:        st.contention.contended(),
+		Contended:        st.contended(),
 		Backend:          api.Backend{Name: info.Backend, Version: info.Version, Reason: st.choice.reason, Mixed: st.choice.mixed, Mismatch: st.choice.mismatch},
 		DisabledFamilies: maps.Clone(d.cfg.Disabled),
 		CanaryChain:      d.cfg.Canary,

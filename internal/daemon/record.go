@@ -170,26 +170,6 @@ func (d *Daemon) logLost(ctx context.Context, st *state, fresh flushes.Verdicts)
 	}
 }
 
-// logRetry logs why a loss lasts, and the advice. err may be nil: a try failed without an
-// error. An error that lasts is logged once in a while.
-func (d *Daemon) logRetry(ctx context.Context, st *state, err error) {
-	l := st.loss
-	advice := failureOf(err).advice
-	what := "Rules are still missing"
-	if !l.recorded {
-		what = "Rules may be missing"
-	}
-	log := st.flushLog(ctx)
-	if err != nil && !l.trouble.MetAgain(err, time.Now()) {
-		log = log.V(2) // not a line for each try
-	}
-	if !log.Enabled() {
-		return
-	}
-	log.Error(err, what,
-		"flush", l.record.ID, "attempt", l.attempts, "retryIn", l.retry.Wait, "missingFor", time.Since(l.record.Time).Round(time.Millisecond), "advice", advice)
-}
-
 // logRecovery logs how a loss ended.
 func (d *Daemon) logRecovery(ctx context.Context, st *state, l *loss, result reload.Result) {
 	log := st.flushLog(ctx)

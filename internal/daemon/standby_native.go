@@ -48,7 +48,7 @@ func (s *standbyOf) learned(then time.Time) {
 func (c *nativeCopy) name() string { return c.id.NFT() }
 
 func (c *nativeCopy) log(ctx context.Context, d *Daemon, st *state) klog.Logger {
-	return d.nativeLog(ctx, st)
+	return st.nativeLog(ctx)
 }
 
 // record returns the record of the open loss of native tables; nil: none is lost.

@@ -107,7 +107,7 @@ type familyState struct {
 // newState returns the state of a daemon that has not looked at anything yet.
 func (d *Daemon) newState() *state {
 	st := &state{families: map[rules.Family]*familyState{}, pace: d.cfg.Pace, native: d.newNativeRealm(), standby: d.newStandby()}
-	st.contention.limit, st.looking.storm = reload.NewLimiter(), pace.Bucket{Share: pace.StormShare}
+	st.contention, st.looking.storm = newContention("iptables"), pace.Bucket{Share: pace.StormShare}
 	st.quarantine.stood = map[rules.Family]map[iptables.Place]bool{}
 	st.pods.Grace = d.cfg.JumpGrace
 	first := d.cfg.Kernel.Evidence()

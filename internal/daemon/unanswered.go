@@ -76,7 +76,7 @@ func (d *Daemon) unansweredNative(st *state, id tableid.TableID) *nativeLoss {
 	if !ok {
 		return nil
 	}
-	l := &nativeLoss{record: record, hit: map[tableid.TableID]bool{}, recorded: true}
+	l := &nativeLoss{openRecord: openRecord{record: record, recorded: true}, hit: map[tableid.TableID]bool{}}
 	for known := range st.native.tables {
 		l.hit[known] = slices.ContainsFunc(record.Native, func(lost api.NativeLoss) bool { return lost.Table == known.NFT() })
 	}
@@ -86,7 +86,7 @@ func (d *Daemon) unansweredNative(st *state, id tableid.TableID) *nativeLoss {
 // closeUnanswered closes the unanswered records that no loss continues as interrupted, once
 // everything was read. The loop calls it after each step.
 func (d *Daemon) closeUnanswered(ctx context.Context, st *state) {
-	if len(st.unanswered) == 0 || st.loss != nil || st.native.loss != nil || lastKnown(st).IsZero() || d.guardsNative() && !st.native.begun {
+	if len(st.unanswered) == 0 || len(st.openRecords()) > 0 || lastKnown(st).IsZero() || d.guardsNative() && !st.native.begun {
 		return
 	}
 	for _, r := range st.unanswered {

@@ -239,7 +239,7 @@ func TestNativeMemoryShort(t *testing.T) {
 		d := w.Start(guarded)
 		missing := func() (n int) { // only for native tables
 			for line := range strings.Lines(d.Log()) {
-				if strings.Contains(line, "Rules are still missing") && strings.Contains(line, " tables=") {
+				if strings.Contains(line, "Rules are still missing") && strings.Contains(line, `tables="ip kube-proxy"`) {
 					n++
 				}
 			}

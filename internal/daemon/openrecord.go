@@ -1,0 +1,61 @@
+package daemon
+
+import (
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/pace"
+	"github.com/canaryd/canaryd/pkg/reload"
+)
+
+// An openRecord is the flush record of a loss that lasts, and the tries to answer it. iptables'
+// tables and native tables have one each.
+type openRecord struct {
+	record   api.Flush
+	recorded bool // the record and the log have the lost rules
+	attempts int  // tries that failed
+	retry    pace.Retry
+	trouble  pace.Trouble // why it lasts, for the log
+	failed   error        // the last try's; nil: it did not fail
+}
+
+// openRecords returns the open records of all kinds of table.
+func (st *state) openRecords() (list []*openRecord) {
+	if st.loss != nil {
+		list = append(list, &st.loss.openRecord)
+	}
+	if st.native.loss != nil {
+		list = append(list, &st.native.loss.openRecord)
+	}
+	return list
+}
+
+// fail notes why a try failed, and plans the next. err may be nil: then only the outcome shows
+// the failure.
+func (o *openRecord) fail(err error) {
+	o.attempts++
+	o.failed = err
+	o.retry.Failed(err, time.Now())
+	o.record.Outcome = reload.Failed
+	if err != nil {
+		o.record.Detail = err.Error()
+	}
+}
+
+// logRetry logs why a loss of these tables lasts, and the advice. err may be nil: a try failed
+// without an error. An error that lasts is logged once in a while, and each try with -v=2.
+func (o *openRecord) logRetry(log klog.Logger, err error, tables string) {
+	what := "Rules are still missing"
+	if !o.recorded {
+		what = "Rules may be missing"
+	}
+	if err != nil && !o.trouble.MetAgain(err, time.Now()) {
+		log = log.V(2) // not a line for each try
+	}
+	if log.Enabled() {
+		log.Error(err, what, "flush", o.record.ID, "tables", tables, "attempt", o.attempts, "retryIn", o.retry.Wait,
+			"missingFor", time.Since(o.record.Time).Round(time.Millisecond), "advice", failureOf(err).advice)
+	}
+}
