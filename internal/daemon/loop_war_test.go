@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -183,27 +184,38 @@ func TestWarWithinReplays(t *testing.T) {
 }
 
 // TestSlowWar: another process undoes each replay, too slowly for any limit. canaryd reports
-// that too.
+// that too, of each kind of table, and refuses a drill.
 func TestSlowWar(t *testing.T) {
-	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
-		r := start(t, backend, setup{})
-		before, left := r.tables(), leftBy(t, backend, "flush-nat")
+	war := func(t *testing.T, r *rig, flush, wantBack func()) {
 		for n := range 20 {
 			if got := r.d.Status().Contended; got != (n > 10) {
 				t.Errorf("after %d replays, contended: %t", n, got)
 			}
-			r.flushNat()
+			flush()
 			r.after(30 * time.Millisecond)
-			r.wantBack(before, left)
+			wantBack()
 			r.after(5 * time.Second)
 		}
 		if n := r.logged("A process keeps undoing"); n != 1 {
 			t.Errorf("the log has the beginning %d times", n)
 		}
+		if reply := r.drill(api.DrillRequest{}); reply.Result != api.DrillRefused || !strings.Contains(reply.Reason, "a process keeps undoing them") {
+			t.Errorf("a drill in the middle: %+v", reply)
+		}
 		r.after(6 * time.Second)
 		if r.d.Status().Contended || r.logged("stay in place again") != 1 {
 			t.Error("contended for ever")
 		}
+	}
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := start(t, backend, setup{})
+		before, left := r.tables(), leftBy(t, backend, "flush-nat")
+		war(t, r, func() { r.flushNat() }, func() { r.wantBack(before, left) })
+	})
+	t.Run("native", func(t *testing.T) {
+		nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
+			war(t, r, k.flushRuleset, func() { k.wantNative(t, tableOf(proxyTable, "a", "b")) })
+		})
 	})
 }
 
