@@ -16,6 +16,26 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 )
 
+// listener returns the path of a socket whose first connection answer gets, and then closes.
+func listener(t *testing.T, answer func(net.Conn)) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		conn, err := l.Accept()
+		if err != nil {
+			return
+		}
+		defer conn.Close()
+		answer(conn)
+	}()
+	return path
+}
+
 // TestNotCanaryd: a process that is not canaryd listens at the socket. The client must say so,
 // and name a remedy, for each way in which the process treats the connection.
 func TestNotCanaryd(t *testing.T) {
@@ -27,22 +47,11 @@ func TestNotCanaryd(t *testing.T) {
 		"half of an answer": "HTTP/1.1 20",
 	} {
 		t.Run(name, func(t *testing.T) {
-			path := filepath.Join(t.TempDir(), "s")
-			l, err := net.Listen("unix", path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer l.Close()
-			go func() {
-				conn, err := l.Accept()
-				if err != nil {
-					return
-				}
+			path := listener(t, func(conn net.Conn) {
 				_, _ = conn.Read(make([]byte, 1024))
 				_, _ = io.WriteString(conn, answer)
-				conn.Close()
-			}()
-			_, err = Client{Socket: path}.Status(t.Context())
+			})
+			_, err := Client{Socket: path}.Status(t.Context())
 			if answer == "" && os.Geteuid() != 0 {
 				// A canaryd of another user answers like this, too.
 				if !errors.Is(err, ErrForbidden) {
@@ -83,21 +92,10 @@ func TestForbidden(t *testing.T) {
 // TestAnswerBeforeTheWholeRequest: a listener refuses a request before it has read it, and
 // closes the connection. The client must show that answer, and not that it could not write.
 func TestAnswerBeforeTheWholeRequest(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "s")
-	l, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	go func() {
-		conn, err := l.Accept()
-		if err != nil {
-			return
-		}
+	path := listener(t, func(conn net.Conn) {
 		_, _ = io.WriteString(conn, "HTTP/1.1 413 Too Large\r\nContent-Length: 36\r\n\r\n"+`{"error":"the request is too large"}`)
-		conn.Close()
-	}()
-	_, err = Client{Socket: path}.Baseline(t.Context(), api.BaselineRequest{Generation: strings.Repeat("x", 8<<20)})
+	})
+	_, err := Client{Socket: path}.Baseline(t.Context(), api.BaselineRequest{Generation: strings.Repeat("x", 8<<20)})
 	if refused := (&RefusedError{}); !errors.As(err, &refused) || refused.Code != http.StatusRequestEntityTooLarge || err.Error() != "the request is too large" {
 		t.Errorf("got %v", err)
 	}
@@ -111,25 +109,14 @@ func TestRequestGivenUp(t *testing.T) {
 		"half an answer": "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{",
 	} {
 		t.Run(name, func(t *testing.T) {
-			path := filepath.Join(t.TempDir(), "s")
-			l, err := net.Listen("unix", path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer l.Close()
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			go func() {
-				conn, err := l.Accept()
-				if err != nil {
-					return
-				}
-				defer conn.Close()
+			path := listener(t, func(conn net.Conn) {
 				_, _ = conn.Read(make([]byte, 1024))
 				_, _ = io.WriteString(conn, begin)
 				cancel()
 				_, _ = io.Copy(io.Discard, conn) // until the client closes
-			}()
+			})
 			if _, err := (Client{Socket: path}).Resume(ctx); !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), path) {
 				t.Errorf("got %v", err)
 			}

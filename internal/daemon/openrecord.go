@@ -47,15 +47,15 @@ func (o *openRecord) fail(err error) {
 // logRetry logs why a loss of these tables lasts, and the advice. err may be nil: a try failed
 // without an error. An error that lasts is logged once in a while, and each try with -v=2.
 func (o *openRecord) logRetry(log klog.Logger, err error, tables string) {
-	what := "Rules are still missing"
+	says := "Rules are still missing"
 	if !o.recorded {
-		what = "Rules may be missing"
+		says = "Rules may be missing"
 	}
 	if err != nil && !o.trouble.MetAgain(err, time.Now()) {
 		log = log.V(2) // not a line for each try
 	}
 	if log.Enabled() {
-		log.Error(err, what, "flush", o.record.ID, "tables", tables, "attempt", o.attempts, "retryIn", o.retry.Wait,
+		log.Error(err, says, "flush", o.record.ID, "tables", tables, "attempt", o.attempts, "retryIn", o.retry.Wait,
 			"missingFor", time.Since(o.record.Time).Round(time.Millisecond), "advice", failureOf(err).advice)
 	}
 }
