@@ -98,9 +98,13 @@ func (st *state) examineAll(now time.Time) {
 	}
 }
 
+// errFlushed: a guarded read of apply shows a flush.
+var errFlushed = errors.New("rules are being flushed, and are put back first")
+
 // apply writes the declared generation where the kernel differs from it. That difference is
 // neither a flush nor a drift. A table with a refused rule stays as it is, and the others follow
-// the declaration.
+// the declaration. If rules are flushed at that moment, apply leaves them to heal, because a write
+// of apply would put them back without a record.
 func (d *Daemon) apply(ctx context.Context, st *state) {
 	ctx, done := finishing(ctx)
 	defer done()
@@ -116,6 +120,15 @@ func (d *Daemon) apply(ctx context.Context, st *state) {
 	job := d.job(st, d.cfg.Kernel.Families()...)
 	job.Generation, job.Claimed = st.declared.now.Generation.Join(st.generation.learned.Generation), st.declared.now.Claims
 	job.Strict, job.Refused = true, st.refused.list
+	job.Interrupted = func() bool { return d.lostMore(ctx, st) }
+	job.Judged = func(_ rules.Family, tables map[rules.TableName]reload.TableResult) error {
+		for _, tr := range tables {
+			if v := tr.Finding.Verdict; v.Loss() && v != canary.Drifted {
+				return errFlushed
+			}
+		}
+		return nil
+	}
 	result, err := d.replayer(ctx, st).Heal(ctx, job)
 	d.takeRefused(ctx, st, result)
 	st.takeFirst(result)
@@ -133,6 +146,9 @@ func (d *Daemon) apply(ctx context.Context, st *state) {
 		st.setUnapplied()
 		for f := range result {
 			st.families[f].examined.plan(st.looking.at) // by the rules in force
+		}
+		if st.loss != nil || errors.Is(err, errFlushed) { // the next try follows the replay
+			return
 		}
 		st.declared.trouble.Report(ctx, err, "Not all of the declared generation could be written; the rules in force stay", "retryIn", st.declared.retry.Wait)
 		return

@@ -15,6 +15,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/protect"
+	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -234,6 +235,35 @@ func TestDeclarationChanges(t *testing.T) {
 			t.Errorf("the generation is %s, was %s when the same was declared", now.ID, first.ID)
 		}
 	})
+}
+
+// TestFlushWhileDeclaring: rules are flushed while canaryd searches a declaration for the rule that
+// the kernel refuses. The flush has a record, and the replay puts everything back before the search
+// begins again. A write of the declaration would put the rules back in silence.
+func TestFlushWhileDeclaring(t *testing.T) {
+	for _, chain := range []string{"", "PREROUTING"} {
+		t.Run("nat "+chain, func(t *testing.T) {
+			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+				r := startDeclared(t, backend, setup{origin: inSite})
+				learned, trials := strings.Count(r.unclaimedText(), "CNI-"), 0
+				r.fake.BeforeRestore(func() {
+					if trials++; trials == 3 {
+						flusher := r.fake.Bypassing()
+						must(t, flusher.RestoreNoflush(rules.IPv4, section(rules.Nat, strings.TrimSpace("-F "+chain))))
+					}
+				})
+				r.declare <- Declaration{Generation: withRule(t, small(t), "KUBE-FORWARD", badTarget), Claims: claims, Origin: inSite}
+				r.settled()
+				r.wantDeclared(small(t).With(rules.IPv4.Table(rules.Filter), medium(t)[rules.IPv4.Table(rules.Filter)]))
+				if now := strings.Count(r.unclaimedText(), "CNI-"); now != learned || learned == 0 {
+					t.Errorf("CNI plugins' names are in the tables %d times, want %d", now, learned)
+				}
+				if list := r.d.Status().Flushes; len(list) != 1 || list[0].Outcome != reload.Proved || trials < 3 {
+					t.Errorf("%d restores; records: %+v, want the flush, proved", trials, list)
+				}
+			})
+		})
+	}
 }
 
 // TestDeclaredScenarios: after each flush canaryd restores declared and learned rules.

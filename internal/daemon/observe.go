@@ -24,10 +24,11 @@ func (d *Daemon) observe(ctx context.Context, st *state) {
 	job := d.job(st, d.cfg.Kernel.Families()...)
 	job.Latest = d.latest(st)
 	// The state file gets the new marks before they are planted, and must keep the lost marks.
-	job.Judged = func(f rules.Family, tables map[rules.TableName]reload.TableResult) {
+	job.Judged = func(f rules.Family, tables map[rules.TableName]reload.TableResult) error {
 		for t, tr := range tables {
 			d.take(st, tableFinding{id: f.Table(t), source: watching, finding: tr.Finding})
 		}
+		return nil
 	}
 	result, err := d.replayer(ctx, st).Replant(ctx, job)
 	if result == nil { // on legacy another process may hold the lock for long

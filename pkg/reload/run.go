@@ -293,15 +293,18 @@ func (r run) plan(ctx context.Context, t *familyRun) bool {
 	for table, earlier := range t.earlier {
 		t.result.Tables[table] = t.result.Tables[table].after(earlier)
 	}
-	if r.job.Judged != nil {
-		r.job.Judged(t.family, t.result.Tables)
-	}
 	if r.action.writesRules {
 		t.acceptEarlierWrites(tableid.Of(r.job.Memory.unproved, t.family))
 	}
 	t.result.Seen = snapshot.Digest
 	t.result.Digest, t.result.proxyCanary = snapshot.Digest, tablesWithProxy(snapshot)
 	t.result.OnDemand = OnDemandOf(snapshot)
+	if r.job.Judged != nil {
+		if err := r.job.Judged(t.family, t.result.Tables); err != nil {
+			t.result.Outcome, t.result.Err = Failed, err
+			return false
+		}
+	}
 	if len(t.sent) > 0 || t.nonce == "" { // otherwise nothing was written with this nonce
 		t.nonce = canary.NewNonce()
 	}

@@ -110,10 +110,10 @@ func repaired(n *nodetest.Node, f rules.Family, table rules.TableName) time.Dura
 // without the attackers' rules.
 func protected(n *nodetest.Node, f rules.Family, table rules.TableName) []string {
 	n.Helper()
-	text, err := exec.CommandContext(n.Context(), program(n, f, "-save"), "-t", string(table)).Output()
+	text, err := n.Programs.SaveTable(n.Context(), f, table)
 	n.Must(err)
 	var list []string
-	for line := range strings.Lines(string(text)) {
+	for line := range strings.Lines(text) {
 		chain, spec, ok := strings.Cut(strings.TrimPrefix(strings.TrimSpace(line), "-A "), " ")
 		if !ok || !strings.HasPrefix(line, "-A ") || strings.Contains(line, attack) {
 			continue
@@ -178,9 +178,9 @@ func onNFT(n *nodetest.Node) bool { return n.Programs.With == iptables.NFT }
 // saved returns a table of IPv4 as iptables-save prints it.
 func saved(n *nodetest.Node, table rules.TableName) string {
 	n.Helper()
-	text, err := exec.CommandContext(n.Context(), program(n, rules.IPv4, "-save"), "-t", string(table)).Output()
+	text, err := n.Programs.SaveTable(n.Context(), rules.IPv4, table)
 	n.Must(err)
-	return string(text)
+	return text
 }
 
 // needRoot skips the test unless it runs as the machine's root: a user namespace has one user.

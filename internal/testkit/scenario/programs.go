@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -56,8 +57,43 @@ func (p Programs) RestoreNoflush(ctx context.Context, family rules.Family, text 
 
 // Save runs iptables-save.
 func (p Programs) Save(ctx context.Context, family rules.Family) (string, error) {
-	return p.execute(ctx, "", p.name(family, "-save"))
+	return p.save(ctx, family)
 }
+
+// SaveTable runs iptables-save for one table.
+func (p Programs) SaveTable(ctx context.Context, family rules.Family, table rules.TableName) (string, error) {
+	return p.save(ctx, family, "-t", string(table))
+}
+
+// save runs iptables-save, on nft until no process commits meanwhile: iptables-nft-save 1.8.9 reads a
+// chain's rules once more after a commit, and then prints them twice. In a storm of commits the last
+// of mostSaves counts.
+func (p Programs) save(ctx context.Context, family rules.Family, args ...string) (string, error) {
+	if p.With != iptables.NFT {
+		return p.execute(ctx, "", p.name(family, "-save"), args...)
+	}
+	conn, err := nft.Dial()
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	for try := 1; ; try++ {
+		before, err := conn.Genid()
+		if err != nil {
+			return "", err
+		}
+		text, err := p.execute(ctx, "", p.name(family, "-save"), args...)
+		if err != nil {
+			return "", err
+		}
+		if after, err := conn.Genid(); err != nil || after == before || try == mostSaves {
+			return text, err
+		}
+	}
+}
+
+// mostSaves bounds how often save runs iptables-save next to a busy writer.
+const mostSaves = 10
 
 // DeleteTable runs nft delete table.
 func (p Programs) DeleteTable(ctx context.Context, family rules.Family, table rules.TableName) error {
