@@ -29,6 +29,7 @@ type NativeKernel interface {
 	Follow(wanted func(nft.Table) bool) (*native.Ruleset, error)
 	Refresh(budget time.Duration) (sets int, err error)
 	Append(b *nft.Batch, repairs []native.Repair, witnesses map[tableid.Family]string) (left []string, err error)
+	RequestFullSync(genid uint32, t *native.Table) error
 }
 
 // NativeConfig holds the settings and objects for guarding native tables.
@@ -142,6 +143,10 @@ type nativeTable struct {
 	// heldFor is the flush that took them.
 	held    []native.Held
 	heldFor string
+	// replayed: canaryd wrote it, and its owner has not written it since. fullSync is when canaryd
+	// requests a full sync from kube-proxy.
+	replayed bool
+	fullSync pace.Retry
 }
 
 // A nativeDeed is the effect of a commit on a table, with its author and time.
@@ -210,6 +215,7 @@ func (d *Daemon) nativeChores() []chore {
 		{"read native tables", func(st *state) time.Time { return st.native.readAt }, mayReadNative, readLimit, d.readNative},
 		{"read what packets add to native tables", func(st *state) time.Time { return st.native.refreshAt }, noNativeReplay, readLimit, d.refreshNative},
 		{"empty the quarantine of native tables", func(st *state) time.Time { return st.native.readmit.At }, mayWriteNative, writeLimit, d.readmitNative},
+		{"request full syncs in nftables mode", func(st *state) time.Time { return st.native.fullSyncAt() }, mayWriteNative, briefLimit, d.requestFullSyncs},
 		{"rehearse native tables", func(st *state) time.Time { return st.native.rehearseAt() }, noNativeReplay, readLimit, d.rehearseNative},
 		{"plant witnesses", func(st *state) time.Time { return st.native.plantAt }, mayReadNative, briefLimit, d.plantWitnesses},
 		{"end the contention of native tables", func(st *state) time.Time { return st.native.contention.calmAt }, func(st *state) bool { return st.native.loss == nil }, briefLimit,

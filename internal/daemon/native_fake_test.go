@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"maps"
 	"slices"
@@ -302,6 +303,27 @@ func (k *fakeNative) sync(t *native.Table) {
 		k.tables[t.ID] = &next
 		deed(t.ID).New, deed(t.ID).Rules = 3, map[string]int{"services": 1}
 	})
+}
+
+// fullSync writes all rules of an existing table again, as kube-proxy does in a full sync.
+func (k *fakeNative) fullSync(id tableid.TableID) {
+	k.commit(false, func(deed func(tableid.TableID) *native.Deed, _ *native.Commit) {
+		deed(id).New, deed(id).Rules = 4, map[string]int{"prerouting": 1, "services": 1}
+	})
+}
+
+// RequestFullSync implements NativeKernel: it adds a chain.
+func (k *fakeNative) RequestFullSync(genid uint32, t *native.Table) error {
+	if now, err := k.Genid(); err != nil || now != genid {
+		return cmp.Or(err, nft.ErrStale)
+	}
+	k.commit(true, func(deed func(tableid.TableID) *native.Deed, _ *native.Commit) {
+		next := *k.tables[t.ID]
+		next.Chains = append(slices.Clone(next.Chains), native.Chain{Name: native.SyncChain})
+		k.tables[t.ID] = &next
+		deed(t.ID).New = 1
+	})
+	return nil
 }
 
 // setPolicy sets the policy of the first chain, which is a base chain.

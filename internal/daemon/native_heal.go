@@ -263,10 +263,13 @@ func (d *Daemon) writeOneByOne(st *state, plan nativePlan, first error) (done []
 	return done, left, errors.Join(failed...)
 }
 
-// wroteNative notes the time of a plan's write for the record, and the witnesses that it
-// planted.
+// wroteNative notes the time of a plan's write for the record, the tables that it wrote, and the
+// witnesses that it planted.
 func (d *Daemon) wroteNative(st *state, plan nativePlan, at time.Time) {
 	st.native.loss.written = at
+	for _, repair := range plan.repairs {
+		st.native.tables[repair.Want.ID].replayed = true
+	}
 	st.native.planted(plan.witnesses)
 }
 

@@ -41,6 +41,7 @@ func (d *Daemon) hearNative(ctx context.Context, st *state, genid uint32) error 
 		for _, t := range r.tables {
 			t.deeds, t.missed = nil, true
 			t.touch(since, now, true)
+			t.owesFullSync(now)
 		}
 		klog.FromContext(ctx).V(1).Info("Commits to nf_tables were missed; each native table is read")
 	}
@@ -55,6 +56,7 @@ func (d *Daemon) hearNative(ctx context.Context, st *state, genid uint32) error 
 		r.wrote = now
 		for id, deed := range c.Deeds {
 			deed.With = r.strangerOf(id, c)
+			d.followReplay(r.tables[id], id, deed, c.Commit)
 			d.takeDeed(r, id, nativeDeed{deed, c.Commit, d.heardAt(c.Commit, since)})
 		}
 	}

@@ -15,6 +15,9 @@ const (
 	ServicesChain = "KUBE-SERVICES"
 	// ProxyTable is the name of kube-proxy's tables in nftables mode.
 	ProxyTable = "kube-proxy"
+	// ProxyServices is the map in these tables that leads from the address, protocol and port of a
+	// service to its chain (k8s.io/kubernetes/pkg/proxy/nftables, since 1.29).
+	ProxyServices = "service-ips"
 )
 
 // KubeProxys reports whether kube-proxy, and no other program, writes a chain of that name. It
