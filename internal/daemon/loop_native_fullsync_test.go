@@ -12,7 +12,8 @@ import (
 
 // TestRequestsFullSync: kube-proxy's first commit after a replay is of a full sync, which may have
 // begun before it. canaryd requests another one, and keeps the chain for that over a flush until
-// kube-proxy deletes it. Other commits, other owners and a full sync without a replay are no reason.
+// kube-proxy deletes it. Other commits, other owners, and a full sync without a replay are no
+// reason.
 func TestRequestsFullSync(t *testing.T) {
 	flushed := func(_ *rig, k *fakeNative) { k.flushRuleset() }
 	for _, test := range []struct {

@@ -15,10 +15,10 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// In a full sync kube-proxy in nftables mode reads the sets of its table one by one, and then writes
-// all of it. If a flush deleted the table and canaryd puts it back between two of these reads,
-// kube-proxy does not know the content of the first sets. An address of a service that it has
-// removed since would stay there until the next full sync, an hour later. So canaryd makes
+// In a full sync kube-proxy in nftables mode reads the sets of its table one by one, and then
+// writes all of it. If a flush deleted the table and canaryd puts it back between two of these
+// reads, kube-proxy does not know the content of the first sets. An address of a service that it
+// has removed since would stay there until the next full sync, an hour later. So canaryd makes
 // kube-proxy do another one.
 
 // followReplay takes a commit to a table that may be the first one of its owner since a replay. A

@@ -12,8 +12,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// TestRequestFullSync: the request adds a chain that cannot be deleted before the element that leads
-// to it, at one genid only. A table without services gets neither.
+// TestRequestFullSync: the request adds a chain that cannot be deleted before the element that
+// leads to it, at one genid only. A table without services gets neither.
 func TestRequestFullSync(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {

@@ -159,9 +159,8 @@ type Job struct {
 	// refused; they are tried first.
 	Strict  bool
 	Refused Refusals
-	// Judged, if set, is called with the findings of each guarded read of a family, before
-	// BeforeWrite and before any write. The last call counts. On an error nothing more is written
-	// to the family, and its result has the error.
+	// Judged, if set, is called with the findings of each guarded read of a family, before any
+	// write. The last call counts. On an error nothing more is written to the family.
 	Judged func(rules.Family, map[rules.TableName]TableResult) error
 	// Check, if set, is called right before each write with the changes that the write would
 	// make. On an error nothing more is written. A checked job never writes without a guard.

@@ -65,9 +65,9 @@ func (p Programs) SaveTable(ctx context.Context, family rules.Family, table rule
 	return p.save(ctx, family, "-t", string(table))
 }
 
-// save runs iptables-save, on nft until no process commits meanwhile: iptables-nft-save 1.8.9 reads a
-// chain's rules once more after a commit, and then prints them twice. In a storm of commits the last
-// of mostSaves counts.
+// save runs iptables-save, on nft until no process commits meanwhile: iptables-nft-save 1.8.9
+// reads a chain's rules once more after a commit, and then prints them twice. In a storm of commits
+// the last of mostSaves counts.
 func (p Programs) save(ctx context.Context, family rules.Family, args ...string) (string, error) {
 	if p.With != iptables.NFT {
 		return p.execute(ctx, "", p.name(family, "-save"), args...)
