@@ -12,6 +12,7 @@
 package culprit
 
 import (
+	"cmp"
 	"slices"
 	"time"
 
@@ -19,6 +20,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/owners"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/watch"
 )
@@ -276,6 +278,26 @@ func (q Inquiry) TakersOf(id rules.TableID, before, upto Read, chains []string) 
 		}
 	}
 	return by, takings
+}
+
+// ByOwner reports whether an owner of a chain removed its missing rules between two reads, and no
+// other process did. With a target, the missing rules are the built-in chain's jumps to that chain,
+// whose owner removes them. It is false if a process is not known. The owner is the committing
+// process or its parent: a job of an agent may have the owner among its further ancestors.
+func (q Inquiry) ByOwner(id rules.TableID, before, upto Read, chain, target string) bool {
+	by, takings := q.TakersOf(id, before, upto, []string{chain})
+	found := false
+	for i, k := range takings {
+		if target != "" && !k.More && !k.Deleted && !slices.ContainsFunc(k.Rules, func(r iptables.TakenRule) bool { return r.Chain == chain && r.Target == target }) {
+			continue
+		}
+		names := append([]string{by[i].Comm}, by[i].Origin.Ancestors...)
+		if !slices.ContainsFunc(names[:min(2, len(names))], func(comm string) bool { return owners.WritesChain(comm, cmp.Or(target, chain)) }) {
+			return false
+		}
+		found = true
+	}
+	return found
 }
 
 // OthersWrote reports whether a process other than by, which removed rules, wrote to the table,

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/culprit"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/protect"
@@ -30,12 +31,12 @@ func (d *Daemon) latest(st *state) func(rules.Family, uint64) rules.Generation {
 	}
 }
 
-// learnLastMoment adds rules to the generation that owners wrote between the last read of a
-// table and a flush. The flush is a commit that took marks, jumps or all rules of a chain, and
-// that a read with that digest shows. On nft the kernel's notifications show the table right
-// before it. learnLastMoment removes nothing: a removal shows in reads, and this may be
-// half of one. It adds nothing to a table that was lost then: the table may hold rules of a
-// saved file.
+// learnLastMoment takes into the generation the rules that owners wrote and removed between the
+// last read of a table and a flush. The flush is a commit that took marks, jumps or all rules of a
+// chain, and that a read with that digest shows. On nft the kernel's notifications show the table
+// right before it. A removal counts only if its process is known to own the chain: it may be half
+// of a flush. learnLastMoment learns nothing of a table that was lost then: the table may hold
+// rules of a saved file.
 func (d *Daemon) learnLastMoment(st *state, f rules.Family, digest uint64) {
 	fs, now := st.families[f], time.Now()
 	for t, before := range d.cfg.Kernel.Before(f, digest) {
@@ -50,11 +51,16 @@ func (d *Daemon) learnLastMoment(st *state, f rules.Family, digest uint64) {
 		}
 		_, seen := x.Section.Split(st.declared.now.Claims)
 		was := learned.Generation[id]
-		grown := reload.Grown(was, seen)
-		if grown.Equal(was) {
+		next := reload.Grown(was, seen)
+		if len(st.quarantine.rules[id]) == 0 { // else seen lacks rules that no process removed
+			q, upto := d.inquire(context.Background()), culprit.Read{Digest: before.Digest, At: now}
+			next = reload.Cut(next, seen, func(chain, target string) bool { return q.ByOwner(id, ts.settled, upto, chain, target) })
+		}
+		if next.Equal(was) {
 			continue
 		}
-		learned.Generation = learned.Generation.With(id, grown)
+		st.accept(id, was, next, now)
+		learned.Generation = learned.Generation.With(id, next)
 		st.generation.made = reload.MadeByOwners
 		st.relearn(learned, now, fs)
 	}

@@ -273,6 +273,9 @@ func situations() map[string]situation {
 			d.cfg.Native.Rehearse = func(*native.Table) error { return errNativeBroken }
 			st.native.tables[proxyTable].rehearsal.at = time.Now()
 		},
+		"request full syncs in nftables mode": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
+			st.native.tables[proxyTable].fullSync.At = time.Now()
+		},
 		"plant witnesses":    now(func(st *state) *time.Time { return &st.native.plantAt }),
 		"save native tables": now(func(st *state) *time.Time { return &st.native.disk.saveAt }),
 		"save":               now(func(st *state) *time.Time { return &st.disk.saveAt }),

@@ -14,12 +14,15 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
+// young is the chain of a host port, with a name as the portmap plugin gives it.
+const young = "CNI-DN-0a1b2c3d4e5f60718293a"
+
 // youngPod writes a host port as the portmap plugin does, in both families.
 func (r *rig) youngPod() {
 	r.t.Helper()
 	for _, f := range rules.Families() {
-		must(r.t, r.fake.As(77, "portmap").RestoreNoflush(f, section(rules.Nat, ":CNI-DN-young - [0:0]",
-			"-A CNI-DN-young -p tcp --dport 8088 -j RETURN", "-A CNI-HOSTPORT-DNAT -p tcp --dport 8088 -j CNI-DN-young")))
+		must(r.t, r.fake.As(77, "portmap").RestoreNoflush(f, section(rules.Nat, ":"+young+" - [0:0]",
+			"-A "+young+" -p tcp --dport 8088 -j RETURN", "-A CNI-HOSTPORT-DNAT -p tcp --dport 8088 -j "+young)))
 	}
 }
 
@@ -27,14 +30,20 @@ func (r *rig) youngPod() {
 func (r *rig) wantYoungPod(when string, stands bool) {
 	r.t.Helper()
 	for _, f := range r.fake.Families() {
-		want := 0
-		if stands {
-			want = 1
-		}
-		for _, rule := range []string{"-A CNI-DN-young -p tcp -m tcp --dport 8088 -j RETURN", "-A CNI-HOSTPORT-DNAT -p tcp -m tcp --dport 8088 -j CNI-DN-young"} {
-			if n := strings.Count(r.fake.SaveTable(f, rules.Nat), rule); n != want {
-				r.t.Errorf("%s: %v nat holds %d times %q, want %d", when, f, n, rule, want)
-			}
+		r.wantYoungRules(when, f, stands, stands)
+	}
+}
+
+// wantYoungRules is wantYoungPod for one family, and for each of the pod's two rules: the rule that
+// leads to its chain, and the rule in that chain.
+func (r *rig) wantYoungRules(when string, f rules.Family, leads, inside bool) {
+	r.t.Helper()
+	for rule, stands := range map[string]bool{
+		"-A CNI-HOSTPORT-DNAT -p tcp -m tcp --dport 8088 -j " + young: leads,
+		"-A " + young + " -p tcp -m tcp --dport 8088 -j RETURN":       inside,
+	} {
+		if n := strings.Count(r.fake.SaveTable(f, rules.Nat), rule); n > 1 || (n == 1) != stands {
+			r.t.Errorf("%s: %v nat holds %d times %q, want it there: %t", when, f, n, rule, stands)
 		}
 	}
 }
@@ -61,6 +70,44 @@ func TestTheLastMomentBeforeAFlush(t *testing.T) {
 				r.wantReady()
 			})
 		})
+	}
+}
+
+// TestRemovedAtTheLastMoment: the portmap plugin removes a host port right before a flush of any
+// kind, before any read. The rules stay away, in chains that keep others too. If a process that is
+// no owner has removed one of them, that may be half of the flush: it comes back.
+func TestRemovedAtTheLastMoment(t *testing.T) {
+	for _, s := range scenario.All() {
+		if !s.On(iptables.NFT) || s.Prepare != nil || strings.Contains(s.Command, "restore") {
+			continue
+		}
+		for _, comm := range []string{"portmap", "agent"} {
+			t.Run(s.Name+"/"+comm, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					r := start(t, iptables.NFT, setup{})
+					r.youngPod()
+					r.after(20 * time.Second)
+					for _, f := range rules.Families() {
+						by := r.fake.As(78, comm)
+						must(t, by.RestoreNoflush(f, section(rules.Nat, "-D CNI-HOSTPORT-DNAT -p tcp --dport 8088 -j "+young)))
+						if comm == "portmap" {
+							must(t, by.RestoreNoflush(f, section(rules.Nat, "-F "+young, "-X "+young)))
+						}
+					}
+					must(t, s.Do(t.Context(), r.programs()))
+					r.after(20 * time.Second)
+					for _, f := range rules.Families() {
+						switch lost := s.Lost[f.Table(rules.Nat)]; {
+						case comm == "portmap":
+							r.wantYoungRules("after "+s.Command, f, false, false)
+						case lost == scenario.Emptied || lost == scenario.TableDeleted:
+							r.wantYoungRules("after "+s.Command, f, true, true)
+						}
+					}
+					r.wantReady()
+				})
+			})
+		}
 	}
 }
 
@@ -140,8 +187,8 @@ func TestTheLastMomentOfASavedFile(t *testing.T) {
 		saved := map[rules.Family]string{}
 		for _, f := range rules.Families() {
 			saved[f] = r.fake.Save(f)
-			must(t, r.fake.As(77, "portmap").RestoreNoflush(f, section(rules.Nat, "-D CNI-HOSTPORT-DNAT -p tcp --dport 8088 -j CNI-DN-young",
-				"-F CNI-DN-young", "-X CNI-DN-young")))
+			must(t, r.fake.As(77, "portmap").RestoreNoflush(f, section(rules.Nat, "-D CNI-HOSTPORT-DNAT -p tcp --dport 8088 -j "+young,
+				"-F "+young, "-X "+young)))
 		}
 		r.after(30 * time.Second)
 		must(t, r.d.pauseFor(t, time.Minute))
@@ -211,16 +258,16 @@ func TestTheLastMomentIsNoOlderThanARead(t *testing.T) {
 					r.after(100 * time.Millisecond) // a read shows it, and the marks are still the same
 				}
 				if waits {
-					write("-F CNI-DN-young")
+					write("-F " + young)
 				}
 				snapshot, err := fake.Read(t.Context(), rules.IPv4)
 				must(t, err)
 				old[rules.Nat] = snapshot
-				write("-D CNI-HOSTPORT-DNAT -p tcp --dport 8088 -j CNI-DN-young")
+				write("-D CNI-HOSTPORT-DNAT -p tcp --dport 8088 -j " + young)
 				armed = true
 				must(t, fake.FlushRuleset())
 				r.settled()
-				if text := r.fake.SaveTable(rules.IPv4, rules.Nat); strings.Contains(text, "-j CNI-DN-young") {
+				if text := r.fake.SaveTable(rules.IPv4, rules.Nat); strings.Contains(text, "-j "+young) {
 					t.Errorf("a rule is back that its owner had removed:\n%s", text)
 				}
 				r.wantReady()

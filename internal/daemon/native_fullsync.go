@@ -38,8 +38,8 @@ func (d *Daemon) followReplay(t *nativeTable, id tableid.TableID, deed *native.D
 	t.replayed = false
 }
 
-// owesFullSync makes canaryd request a full sync, if its owner may have begun the last one before a
-// replay.
+// owesFullSync makes canaryd request a full sync, if kube-proxy may have begun the last one before
+// a replay: followReplay heard that, or missed its commit.
 func (t *nativeTable) owesFullSync(now time.Time) {
 	if t.replayed && t.want.ID.Name == owners.ProxyTable {
 		t.replayed, t.fullSync = false, pace.Retry{At: now}

@@ -41,7 +41,6 @@ func (d *Daemon) hearNative(ctx context.Context, st *state, genid uint32) error 
 		for _, t := range r.tables {
 			t.deeds, t.missed = nil, true
 			t.touch(since, now, true)
-			t.owesFullSync(now)
 		}
 		klog.FromContext(ctx).V(1).Info("Commits to nf_tables were missed; each native table is read")
 	}

@@ -331,6 +331,9 @@ func (d *Daemon) adoptNative(ctx context.Context, st *state, id tableid.TableID,
 		if t := st.native.tables[id]; f.Verdict == native.Changed || t.want.Fleeting() {
 			d.acceptNative(st, t, seen.learned(id))
 		}
+		if t := st.native.tables[id]; t.missed {
+			t.owesFullSync(time.Now())
+		}
 		d.adopt(ctx, st, seen.learned(id))
 		st.native.tables[id].finding = f
 		return

@@ -238,6 +238,45 @@ func Grown(old, seen rules.Section) rules.Section {
 	return grown
 }
 
+// Cut returns old without the rules, chains and jumps that seen lacks, where removed reports that
+// their owner has removed them. removed gets a chain, or a built-in chain and the target of its
+// jump. A chain stays if a remaining rule leads there. After Grown, the daemon passes the table as
+// it was right before a flush.
+func Cut(old, seen rules.Section, removed func(chain, target string) bool) rules.Section {
+	cut := old
+	cut.Jumps = slices.DeleteFunc(slices.Clone(old.Jumps), func(h rules.Jump) bool {
+		return !slices.ContainsFunc(seen.Jumps, h.Same) && removed(h.Chain, h.Into())
+	})
+	cut.Chains = slices.Clone(old.Chains)
+	gone := map[string]bool{}
+	for i, c := range old.Chains {
+		now, stands := seen.Chain(c.Name)
+		switch {
+		case stands && (now.LeftOut() || holds(now.Rules, c.Rules)) || !removed(c.Name, ""):
+		case stands:
+			cut.Chains[i] = now
+		default:
+			gone[c.Name] = true
+		}
+	}
+	for _, h := range cut.Jumps {
+		delete(gone, h.Into())
+	}
+	for before := -1; before != len(gone); { // a chain that stays may lead to others
+		before = len(gone)
+		for _, c := range cut.Chains {
+			for _, r := range c.Rules {
+				if !gone[c.Name] {
+					delete(gone, r.Target)
+				}
+			}
+		}
+	}
+	cut.Chains = slices.DeleteFunc(cut.Chains, func(c rules.Chain) bool { return gone[c.Name] })
+	cut.LedTo = slices.DeleteFunc(slices.Clone(old.LedTo), func(name string) bool { return gone[name] })
+	return cut
+}
+
 // holds reports whether a list has all rules of another one, in their order. Then Grown takes
 // it as the grown chain.
 func holds(list, part []rules.Rule) bool {

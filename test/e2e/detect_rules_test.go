@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -55,11 +56,16 @@ func TestDetectNamesRules(t *testing.T) {
 		before := ofOthers(n)
 
 		d := n.Start(bound)
-		stdout, _ = n.Want(0, "status", "-o", "json")
 		var status api.Status
-		n.Must(json.Unmarshal([]byte(stdout), &status))
-		if status.Unguarded == nil || len(status.LedTo) != 1 {
-			n.Fatalf("the status counts %+v, and chains that protected rules lead to: %+v", status.Unguarded, status.LedTo)
+		n.Until("the status to count the rules of others", func() error { // after canaryd is ready
+			stdout, _ = n.Want(0, "status", "-o", "json")
+			if status = (api.Status{}); json.Unmarshal([]byte(stdout), &status) != nil || status.Unguarded == nil {
+				return errors.New("it does not")
+			}
+			return nil
+		})
+		if len(status.LedTo) != 1 {
+			n.Fatalf("chains that protected rules lead to: %+v", status.LedTo)
 		}
 		status.Unguarded.Names = nil
 		for who, counts := range map[string]api.Unguarded{"the status": *status.Unguarded, "detect next to a daemon": detect(n, bound).NotGuarded} {

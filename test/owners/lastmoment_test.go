@@ -3,6 +3,9 @@ package owners
 import (
 	"errors"
 	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -50,26 +53,30 @@ func TestTheLastMomentAtSize(t *testing.T) {
 }
 
 // TestTheLastMomentBeforeAFlush: on nft an owner changes a chain up to 50 times a
-// second. A CNI plugin opens a host port right before a flush of any kind. The
-// port must be open again after it.
+// second. A CNI plugin opens a host port right before a flush of any kind, and
+// closes the one before. After the flush the one must be open, and the other closed.
 func TestTheLastMomentBeforeAFlush(t *testing.T) {
 	tries := testkit.Size(1, 3)
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Load()
 		n.Start("--settle=200ms")
-		busy := startBusyOwner(n)
-		port := 20000
+		busy, portmap := startBusyOwner(n), namedShell(n, "portmap")
+		opened, closed := 20000, 0
 		for _, s := range scenario.All() {
 			if !s.On(iptables.NFT) {
 				continue
 			}
 			busy.meanwhile(func() { n.Prepare(s) }) // marks are renewed while owners rest
-			lost := 0
+			saved := strings.Contains(s.Command, "restore")
+			lost, shut, back := 0, 0, 0
 			for range tries {
-				port++
+				opened, closed = opened+1, opened
 				before := flushes(n)
 				busy.meanwhile(func() {
-					n.Must(n.Programs.RestoreNoflush(n.Context(), rules.IPv4, hostPort(port)))
+					n.Must(n.Programs.RestoreNoflush(n.Context(), rules.IPv4, hostPort(opened)))
+					if closed > 20000 && !saved { // else the file has it
+						closePort(n, portmap, closed)
+					}
 					n.Must(s.Do(n.Context(), n.Programs))
 				})
 				n.Until("the flush to be healed", func() error {
@@ -78,13 +85,21 @@ func TestTheLastMomentBeforeAFlush(t *testing.T) {
 					}
 					return nodetest.Ready()
 				})
-				if !standsOnce(n, port) {
+				if !standsOnce(n, opened) {
 					lost++
-					n.Logf("host port %d after %s: %q", port, s.Command, portLines(n, port))
+					n.Logf("host port %d after %s: %q", opened, s.Command, portLines(n, opened))
+				}
+				switch lines := portLines(n, closed); {
+				case closed == 20000 || saved:
+				case strings.Contains(strings.Join(lines, "\n"), fmt.Sprint(closed)):
+					back++
+					n.Logf("host port %d is open again after %s: %q", closed, s.Command, lines)
+				default:
+					shut++
 				}
 			}
-			if n.Logf("%s: %d of %d host ports came back", s.Name, tries-lost, tries); lost > 0 {
-				n.Errorf("after %s %d host ports of %d are not back once", s.Command, lost, tries)
+			if n.Logf("%s: %d of %d host ports came back, %d of %d stayed closed", s.Name, tries-lost, tries, shut, shut+back); lost+back > 0 {
+				n.Errorf("after %s %d host ports of %d are not back once, and %d are open again", s.Command, lost, tries, back)
 			}
 		}
 		if busy.end(); busy.commits == 0 {
@@ -99,8 +114,11 @@ func flushes(n *nodetest.Node) float64 {
 	return nodetest.Sum(n.Metrics(), "flush_events_total{")
 }
 
+// hostPortChain returns the name of a host port's chain, as portmap gives it.
+func hostPortChain(port int) string { return fmt.Sprintf("CNI-DN-%021x", port) }
+
 func hostPort(port int) string {
-	chain := fmt.Sprintf("CNI-DN-%d", port)
+	chain := hostPortChain(port)
 	return fmt.Sprintf("*nat\n:%s - [0:0]\n-A %[1]s -p tcp --dport %d -j RETURN\n-A CNI-HOSTPORT-DNAT -p tcp --dport %[2]d -j %[1]s\nCOMMIT\n", chain, port)
 }
 
@@ -108,7 +126,7 @@ func hostPort(port int) string {
 // it.
 func portLines(n *nodetest.Node, port int) []string {
 	n.Helper()
-	chains := []string{"CNI-HOSTPORT-DNAT", fmt.Sprintf("CNI-DN-%d", port)}
+	chains := []string{"CNI-HOSTPORT-DNAT", hostPortChain(port)}
 	return n.Lines(func(_ rules.TableName, name string) bool { return slices.Contains(chains, name) }, func(rules.Rule) bool { return false })
 }
 
@@ -117,7 +135,7 @@ func standsOnce(n *nodetest.Node, port int) bool {
 	n.Helper()
 	found := 0
 	nat := n.Save()[rules.IPv4][rules.Nat]
-	for _, chain := range []string{"CNI-HOSTPORT-DNAT", fmt.Sprintf("CNI-DN-%d", port)} {
+	for _, chain := range []string{"CNI-HOSTPORT-DNAT", hostPortChain(port)} {
 		c := nat.Chain(chain)
 		if c == nil {
 			return false
@@ -174,4 +192,27 @@ func (b *busyOwner) meanwhile(do func()) {
 func (b *busyOwner) end() {
 	close(b.stop)
 	<-b.ended
+}
+
+// closePort removes a host port's rules as portmap does, by a child of the shell of that name.
+func closePort(n *nodetest.Node, portmap string, port int) {
+	n.Helper()
+	chain := hostPortChain(port)
+	cmd := exec.CommandContext(n.Context(), portmap, "-c", program(n, rules.IPv4, "-restore")+" -w 60 --noflush; exit $?")
+	cmd.Stdin = strings.NewReader(fmt.Sprintf("*nat\n-D CNI-HOSTPORT-DNAT -p tcp --dport %d -j %s\n-F %[2]s\n-X %[2]s\nCOMMIT\n", port, chain))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		n.Fatalf("closing host port %d: %v: %s", port, err, out)
+	}
+}
+
+// namedShell returns a shell that the kernel calls by that name.
+func namedShell(n *nodetest.Node, name string) string {
+	n.Helper()
+	shell, err := exec.LookPath("sh")
+	n.Must(err)
+	text, err := os.ReadFile(shell)
+	n.Must(err)
+	path := filepath.Join(n.TempDir(), name)
+	n.Must(os.WriteFile(path, text, 0o755))
+	return path
 }
