@@ -70,6 +70,7 @@ func TestNativeFlushes(t *testing.T) {
 				if len(f.Native) != test.tables || (f.Culprit.PID != 4242) != missed || f.Lost.Rules == 0 {
 					t.Errorf("the record says %+v", f)
 				}
+				r.wantLog(`"Rules are being flushed" flush="` + f.ID + `" tables="`)
 				if absent := api.Seconds(f.AbsentSeconds); absent < 20*time.Millisecond || absent > 50*time.Millisecond {
 					t.Errorf("absent for %s, want the 20 ms of settling and little more", absent)
 				}

@@ -30,7 +30,7 @@ func TestNativeStandbyBeforeItsOwner(t *testing.T) {
 		if diff := native.Diff(natTable(proxyTable, "a", "z"), s.holds(proxyTable)); len(diff) > 0 {
 			t.Errorf("the copy is not what the owner wrote: %v", diff)
 		}
-		r.wantLog("The owners of native tables have written them again before canaryd did")
+		r.wantLog("canaryd read the tables again and found nothing missing")
 		r.wantLog("translated by the standby (table ip kube-proxy) after")
 	})
 }

@@ -22,7 +22,6 @@ import (
 type loss struct {
 	openRecord
 	drill        *drill.Drill // the drill that ended before the loss: its deletions are no flush
-	noticed      time.Time
 	window       time.Time                   // the end of the last write, which left the lost rules in force; zero: unknown
 	early        bool                        // a missed packet showed it: the flusher's commit may be under way
 	intact       uint32                      // the genid of the last intact look, and the last one at
@@ -30,7 +29,6 @@ type loss struct {
 	hit          flushes.Verdicts            // tables counted so far
 	lockedBy     string                      // the process that holds the xtables lock; "": none is known to
 	unread       *unreadLoss                 // the record that a Status has before any read; nil: it has none
-	noticeLogged bool                        // the log has that it was noticed
 	byName       bool                        // on legacy: a canary was deleted by name
 	blamed       bool                        // its culprits were looked for
 	counted      bool                        // whether metrics have it
@@ -64,8 +62,8 @@ func (st *state) openLoss(f rules.Family, digest uint64) {
 	}
 	defer st.boundAbsence(f)
 	st.loss = &loss{
-		openRecord: openRecord{record: api.Flush{ID: st.newFlushID(at), Time: at, Outcome: api.Pending}, retry: pace.Retry{At: now}},
-		drill:      st.drills.DoubtAt(now), window: st.families[f].written, hit: flushes.Verdicts{}, noticed: now,
+		openRecord: openRecord{record: api.Flush{ID: st.newFlushID(at), Time: at, Outcome: api.Pending}, noticed: now, retry: pace.Retry{At: now}},
+		drill:      st.drills.DoubtAt(now), window: st.families[f].written, hit: flushes.Verdicts{},
 		intact: uint32(st.families[f].looked.intact), heard: uint32(digest), room: flushes.DiffRoom(),
 	}
 }

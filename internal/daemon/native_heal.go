@@ -31,6 +31,9 @@ func (d *Daemon) healNative(ctx context.Context, st *state) {
 	if st.heals() && d.nativeLimited(ctx, st, true) {
 		return
 	}
+	if !r.loss.logged {
+		r.loss.logNotice(severity.Warnings(st.nativeLog(ctx)), flushNoticed, r.losses(), st.nextStep())
+	}
 	if d.settleNative(ctx, st) || d.iptablesFirst(ctx, st) {
 		return
 	}
@@ -78,6 +81,17 @@ func (d *Daemon) healNative(ctx context.Context, st *state) {
 		}
 	}
 	d.nativeFailed(ctx, st, fmt.Errorf("%d times: %w", nativestore.Tries, last))
+}
+
+// losses returns the tables that are lost and will be put back, for the log.
+func (r *nativeRealm) losses() string {
+	var list []string
+	for _, id := range r.ids() {
+		if t := r.tables[id]; t.lost() && t.finding.Remedy != native.NoRemedy {
+			list = append(list, id.NFT()+" "+string(t.finding.Verdict))
+		}
+	}
+	return strings.Join(list, ", ")
 }
 
 // nativeLimited reports whether healNative has to stop, because replays are limited. If something

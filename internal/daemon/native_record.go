@@ -57,7 +57,7 @@ func (d *Daemon) loseNative(st *state, id tableid.TableID) (known bool) {
 		r.loss.retry.At, r.loss.intact = now, r.known
 		return false
 	}
-	r.loss = &nativeLoss{openRecord: openRecord{record: d.newNativeRecord(st, r.tables[id]), retry: pace.Retry{At: now}}, hit: map[tableid.TableID]bool{}, intact: r.known}
+	r.loss = &nativeLoss{openRecord: openRecord{record: d.newNativeRecord(st, r.tables[id]), noticed: now, retry: pace.Retry{At: now}}, hit: map[tableid.TableID]bool{}, intact: r.known}
 	return false
 }
 
@@ -339,9 +339,8 @@ func (d *Daemon) nativeRecovered(ctx context.Context, st *state) {
 	d.shutStandby(ctx, st)
 	d.endNative(st)
 	if !l.recorded {
-		if l.record.Standby != nil { // the log has its flush, which gets no record
-			severity.Notices(st.nativeLog(ctx)).Info("The owners of native tables have written them again before canaryd did",
-				"flush", l.record.ID, "standby", l.record.Standby.Text())
+		if l.logged {
+			l.logNothing(st.nativeLog(ctx))
 		}
 		return
 	}

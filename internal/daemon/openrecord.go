@@ -7,6 +7,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/pace"
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/reload"
 )
 
@@ -14,6 +15,8 @@ import (
 // tables and native tables have one each.
 type openRecord struct {
 	record   api.Flush
+	noticed  time.Time
+	logged   bool // the log has that it was noticed
 	recorded bool // the record and the log have the lost rules
 	attempts int  // tries that failed
 	retry    pace.Retry
@@ -30,6 +33,32 @@ func (st *state) openRecords() (list []*openRecord) {
 		list = append(list, &st.native.loss.openRecord)
 	}
 	return list
+}
+
+const flushNoticed = "Rules are being flushed"
+
+// logNotice logs once that a loss of these tables was noticed, before the wait for the flusher: the
+// log shows a flush while it happens.
+func (o *openRecord) logNotice(log klog.Logger, says, tables, next string) {
+	o.logged = true
+	when := []any{"noticedAfter", o.noticed.Sub(o.record.Time).Round(10 * time.Microsecond)}
+	if since := o.record.LastInForce; o.record.Stalled {
+		when = []any{"noticedAfterAtMost", o.noticed.Sub(since).Round(10 * time.Microsecond)}
+	}
+	if o.recorded {
+		says = "Rules that were lost before canaryd was restarted are still missing"
+		when = []any{"since", o.record.Time.UTC().Format(time.RFC3339)}
+	}
+	log.Info(says, append([]any{"flush", o.record.ID, "tables", tables}, append(when, "next", next)...)...)
+}
+
+// logNothing logs that the rules' owners were faster than canaryd: the loss gets no record.
+func (o *openRecord) logNothing(log klog.Logger) {
+	log = severity.Notices(log)
+	if o.record.Standby != nil {
+		log = log.WithValues("standby", o.record.Standby.Text())
+	}
+	log.Info("canaryd read the tables again and found nothing missing", "flush", o.record.ID)
 }
 
 // fail notes why a try failed, and plans the next. err may be nil: then only the outcome shows

@@ -96,32 +96,27 @@ func (d *Daemon) count(l *loss, fresh flushes.Verdicts) {
 	}
 }
 
-// logNotice logs that a flush was noticed, once for each loss, before anything is done about
-// it.
+// logNotice logs that a flush of iptables' tables was noticed.
 func (d *Daemon) logNotice(ctx context.Context, st *state) {
-	next := "replaying the generation"
-	if st.mode == api.Observe {
-		next = "observe mode: the rules' owner has to put them back"
-	}
-	if st.mode == api.Heal && st.pause.on() {
-		next = "replays are paused until " + st.pause.until.UTC().Format(time.RFC3339)
-	}
-	what, log := "Rules are being flushed", severity.Warnings(st.flushLog(ctx))
+	says, log := flushNoticed, severity.Warnings(st.flushLog(ctx))
 	if st.loss.jumpsDeleted {
-		what = "Rules that were deleted by name are still missing after --jump-grace"
+		says = "Rules that were deleted by name are still missing after --jump-grace"
 	}
 	if st.drills.TookAll(st.losses()) {
-		what, log = "A canary is gone: the drill took it", severity.Notices(log)
+		says, log = "A canary is gone: the drill took it", severity.Notices(log)
 	}
-	when := []any{"noticedAfter", st.loss.noticed.Sub(st.loss.record.Time).Round(10 * time.Microsecond)}
-	if since := st.loss.record.LastInForce; st.loss.record.Stalled {
-		when = []any{"noticedAfterAtMost", st.loss.noticed.Sub(since).Round(10 * time.Microsecond)}
+	st.loss.logNotice(log, says, st.losses().Text(), st.nextStep())
+}
+
+// nextStep says for the log how canaryd answers a loss that it has noticed.
+func (st *state) nextStep() string {
+	switch {
+	case st.mode == api.Observe:
+		return "observe mode: the rules' owner has to put them back"
+	case st.pause.on():
+		return "replays are paused until " + st.pause.until.UTC().Format(time.RFC3339)
 	}
-	if st.loss.recorded {
-		what = "Rules that were lost before canaryd was restarted are still missing"
-		when = []any{"since", st.loss.record.Time.UTC().Format(time.RFC3339)}
-	}
-	log.Info(what, append([]any{"flush", st.loss.record.ID, "tables", st.losses().Text()}, append(when, "next", next)...)...)
+	return "replaying the generation"
 }
 
 // losses returns the tables that are lost as far as is known, for the log and the status,

@@ -61,9 +61,8 @@ func (d *Daemon) showUnread(st *state) {
 // --settle that may have been one command of the owner's after the other, and no flush. If a replay
 // had failed before, the record stays, and is counted.
 func (d *Daemon) backUnread(ctx context.Context, st *state, l *loss) {
-	log := severity.Notices(st.flushLog(ctx))
 	if l.unread == nil || len(l.unread.hit) == 0 || l.attempts == 0 {
-		log.Info("canaryd read the tables again and found nothing missing", "flush", l.record.ID)
+		l.logNothing(st.flushLog(ctx))
 		return
 	}
 	l.record = l.unread.record
@@ -73,7 +72,7 @@ func (d *Daemon) backUnread(ctx context.Context, st *state, l *loss) {
 	d.cfg.Metrics.ObserveFlush(l.record.Time, l.unread.hit.Public())
 	d.cfg.Metrics.ObserveRecovery(absent, l.record.Standby)
 	d.journal(ctx, st, l)
-	flushes.LogBack(log, l.unread.hit.Text(), l.record, l.record.Attempts)
+	flushes.LogBack(severity.Notices(st.flushLog(ctx)), l.unread.hit.Text(), l.record, l.record.Attempts)
 }
 
 // seekLockHolder finds out which process holds the xtables lock, for which a replay has to wait

@@ -131,8 +131,7 @@ func (d *Daemon) plansAhead(st *state) bool {
 // function that waits for the rest of the time (Job.Settle); else nil. The function reports
 // whether a process wrote.
 func (d *Daemon) settle(ctx context.Context, st *state) func(context.Context, reload.Memory) (reload.Memory, bool) {
-	if !st.loss.noticeLogged { // before the wait for the flusher: the log shows a flush while it happens
-		st.loss.noticeLogged = true
+	if !st.loss.logged {
 		st.resumeRecord()
 		d.logNotice(ctx, st)
 		if d.seekLockHolder(st); st.loss.lockedBy != "" {
