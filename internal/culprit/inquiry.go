@@ -283,21 +283,26 @@ func (q Inquiry) TakersOf(id rules.TableID, before, upto Read, chains []string) 
 // ByOwner reports whether an owner of a chain removed its missing rules between two reads, and no
 // other process did. With a target, the missing rules are the built-in chain's jumps to that chain,
 // whose owner removes them. It is false if a process is not known. The owner is the committing
-// process or its parent: a job of an agent may have the owner among its further ancestors.
+// process or its parent: a job of an agent may have the owner among its further ancestors. If a
+// process with an owner's name also removed something after these reads, it is the flusher: a
+// script may be called "firewall", like the CNI plugin.
 func (q Inquiry) ByOwner(id rules.TableID, before, upto Read, chain, target string) bool {
-	by, takings := q.TakersOf(id, before, upto, []string{chain})
-	found := false
-	for i, k := range takings {
-		if target != "" && !k.More && !k.Deleted && !slices.ContainsFunc(k.Rules, func(r iptables.TakenRule) bool { return r.Chain == chain && r.Target == target }) {
-			continue
-		}
-		names := append([]string{by[i].Comm}, by[i].Origin.Ancestors...)
-		if !slices.ContainsFunc(names[:min(2, len(names))], func(comm string) bool { return owners.WritesChain(comm, cmp.Or(target, chain)) }) {
-			return false
-		}
-		found = true
+	owner := func(c nft.Commit) bool {
+		w := q.Writers.Of(c)
+		names := append([]string{w.Comm}, w.Origin.Ancestors...)
+		return slices.ContainsFunc(names[:min(2, len(names))], func(comm string) bool { return owners.WritesChain(comm, cmp.Or(target, chain)) })
 	}
-	return found
+	if slices.ContainsFunc(q.Takings.List, func(k iptables.Taking) bool {
+		return k.Family.Table(k.Table) == id && nft.Newer(k.Commit.Genid, uint32(upto.Digest)) && owner(k.Commit)
+	}) {
+		return false
+	}
+	_, takings := q.TakersOf(id, before, upto, []string{chain})
+	takings = slices.DeleteFunc(takings, func(k iptables.Taking) bool {
+		jump := func(r iptables.TakenRule) bool { return r.Chain == chain && r.Target == target }
+		return target != "" && !k.More && !k.Deleted && !slices.ContainsFunc(k.Rules, jump)
+	})
+	return len(takings) > 0 && !slices.ContainsFunc(takings, func(k iptables.Taking) bool { return !owner(k.Commit) })
 }
 
 // OthersWrote reports whether a process other than by, which removed rules, wrote to the table,

@@ -149,7 +149,7 @@ func (d *Daemon) concludeHeal(ctx context.Context, st *state, ride *nativeRide, 
 	}
 	if st.purges.GoesOn(st.loss.record.Time, time.Now()) {
 		st.loss.retry.In(culprit.PurgeTry, time.Now())
-		d.keepOpen(ctx, st.loss)
+		d.keepOpen(ctx, &st.loss.openRecord)
 		return
 	}
 	ended := st.loss
@@ -217,7 +217,7 @@ func (d *Daemon) healFailed(ctx context.Context, st *state, err error) {
 		d.seekLockHolder(st)
 	}
 	d.showUnread(st)
-	d.keepOpen(ctx, l)
+	d.keepOpen(ctx, &l.openRecord)
 	tables := l.hit
 	if !l.recorded {
 		tables = st.losses()
@@ -265,7 +265,7 @@ func (d *Daemon) recovered(ctx context.Context, st *state, result reload.Result)
 	if l.counted {
 		d.cfg.Metrics.ObserveRecovery(absent, l.record.Standby)
 	}
-	d.journal(ctx, st, l)
+	d.journal(ctx, st, &l.openRecord)
 	d.logRecovery(ctx, st, l, result)
 }
 

@@ -15,19 +15,24 @@ import (
 	"github.com/canaryd/canaryd/internal/severity"
 )
 
-// journal keeps the finished record of a loss of iptables' tables, newest first. On disk it
-// gets the lost rules that the disk lacks.
-func (d *Daemon) journal(ctx context.Context, st *state, l *loss) {
-	d.keepRecord(ctx, st, l.record, len(l.unkept) == 0, func() { d.write(ctx, l.record, l.unkept) })
+// journal keeps the finished record of a loss, newest first. On disk it gets the lost rules that
+// the disk lacks.
+func (d *Daemon) journal(ctx context.Context, st *state, o *openRecord) {
+	d.keepRecord(ctx, st, o.record, o.unkept == nil, func() { d.write(ctx, o.record, o.takeUnkept()) })
 }
 
 // keepOpen writes a lasting loss to the journal. If canaryd is killed meanwhile, only the
 // journal knows the culprit.
-func (d *Daemon) keepOpen(ctx context.Context, l *loss) {
-	if len(l.unkept) > 0 {
-		d.write(ctx, l.record, l.unkept)
-		l.unkept = nil
+func (d *Daemon) keepOpen(ctx context.Context, o *openRecord) {
+	if o.unkept != nil {
+		d.write(ctx, o.record, o.takeUnkept())
 	}
+}
+
+// keepHeld writes a loss that canaryd leaves as it is to the journal, with the reason.
+func (d *Daemon) keepHeld(ctx context.Context, o *openRecord, why api.Outcome) {
+	o.record.Outcome = why
+	d.write(ctx, o.record, o.takeUnkept())
 }
 
 // write gives a record to the journal, which does not wait for the disk. Without a diff the

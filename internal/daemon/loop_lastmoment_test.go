@@ -111,6 +111,24 @@ func TestRemovedAtTheLastMoment(t *testing.T) {
 	}
 }
 
+// TestRemovedByAnOwnersName: a script with the name of a CNI plugin removes a rule, and then flushes
+// the table. The rule comes back: its removal was half of the flush.
+func TestRemovedByAnOwnersName(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, iptables.NFT, setup{})
+		r.youngPod()
+		r.after(20 * time.Second)
+		for _, lines := range []string{"-D CNI-HOSTPORT-DNAT -p tcp --dport 8088 -j " + young, "-F"} {
+			for _, f := range rules.Families() {
+				must(t, r.fake.As(78, "portmap").RestoreNoflush(f, section(rules.Nat, lines)))
+			}
+		}
+		r.after(20 * time.Second)
+		r.wantYoungPod("after a script called portmap", true)
+		r.wantReady()
+	})
+}
+
 // TestTheLastMomentIsNotHalfAFlush: a flush has several commands. canaryd does not learn the
 // states between them.
 func TestTheLastMomentIsNotHalfAFlush(t *testing.T) {

@@ -37,9 +37,15 @@ type loss struct {
 	gone         map[protect.Attachment]bool // containers that the last replay left out
 	recovery     recovery                    // tables that the tries have put back so far
 
-	diff   []api.TableDiff // of the tables that were hit
-	room   flushes.Room    // how much more it may hold
-	unkept []api.TableDiff // diff, while the journal does not have it
+	diff []api.TableDiff // of the tables that were hit
+	room flushes.Room    // how much more it may hold
+}
+
+// addDiff adds the lost content of tables to the record.
+func (l *loss) addDiff(diff ...api.TableDiff) {
+	if l.diff = append(l.diff, diff...); len(l.diff) > 0 {
+		l.unkept = func() []api.TableDiff { return l.diff }
+	}
 }
 
 // bounds returns the times and genids between which the loss began: an Inquiry searches there

@@ -372,10 +372,7 @@ func (d *Daemon) nativeFailed(ctx context.Context, st *state, err error) {
 	if l.fail(err); errors.Is(err, nft.ErrStale) || errors.Is(err, nft.ErrInterrupted) {
 		l.retry.In(pace.FirstTry, time.Now())
 	}
-	if l.recorded && !l.kept {
-		l.kept = true
-		d.writeNativeRecord(ctx, l)
-	}
+	d.keepOpen(ctx, &l.openRecord)
 	l.logRetry(st.nativeLog(ctx), err, strings.Join(l.record.NativeNames(), ", "))
 }
 
@@ -388,18 +385,11 @@ func (d *Daemon) holdNative(ctx context.Context, st *state) {
 			t.rest(r.all)
 		}
 	}
-	l.record.Outcome, l.retry.At = api.WaitingPaused, st.pause.until
+	why := api.WaitingPaused
+	l.retry.At = st.pause.until
 	if st.mode == api.Observe {
-		l.record.Outcome, l.retry.At = api.WaitingObserve, time.Time{}
+		why, l.retry.At = api.WaitingObserve, time.Time{}
 	}
-	d.writeNativeRecord(ctx, l)
+	d.keepHeld(ctx, &l.openRecord, why)
 	d.witnessesDue(st)
-}
-
-// resumeNative makes the replay of a loss due at once, after a pause. When a pause begins,
-// healNative then records the loss and holds it.
-func (st *state) resumeNative() {
-	if l := st.native.loss; l != nil {
-		l.retry.At = time.Now()
-	}
 }

@@ -29,9 +29,8 @@ import (
 type nativeLoss struct {
 	openRecord
 	hit      map[tableid.TableID]bool // tables recorded so far
-	lost     []flushes.LostTable      // their lost content; empty once the journal has it
+	lost     []flushes.LostTable      // their content before and after the loss, while it is unkept
 	intact   time.Time                // when all tables were last known to be in force; zero: that is not known
-	kept     bool                     // the journal has it
 	written  time.Time                // the last write's end
 	replayed bool                     // something was put back and proved
 	lacking  bool                     // devices were left out
@@ -115,6 +114,7 @@ func (d *Daemon) addNativeLosses(st *state, repairs []native.Repair) (added int)
 				continue
 			}
 			l.lost = append(l.lost, flushes.LostTable{Want: repair.Want, Now: repair.Now})
+			l.unkept = l.takeDiff
 			d.addNativeLoss(st, &l.record, id)
 			l.record.Older = cmp.Or(l.record.Older, st.native.older.takenFrom(id, st.native.tables[id].contentID))
 			added++
@@ -351,21 +351,18 @@ func (d *Daemon) nativeRecovered(ctx context.Context, st *state) {
 	}
 	d.cfg.Metrics.ObserveRecovery(flushes.EndAbsence(&l.record, time.Now()), l.record.Standby)
 	d.countNativeReplay(l.record.Native, l.record.Outcome)
-	d.keepRecord(ctx, st, l.record, len(l.lost) == 0, func() { d.writeNativeRecord(ctx, l) })
+	d.journal(ctx, st, &l.openRecord)
 	for id := range l.hit { // a flush took it while it waited for a decision
 		d.endWaiting(ctx, st, id, l.record.Outcome, "A native table is back and in force again")
 	}
 	flushes.LogBack(st.nativeLog(ctx), strings.Join(l.record.NativeNames(), ", "), l.record, l.attempts+1)
 }
 
-// writeNativeRecord gives the record to the journal, at the loss's end and while it lasts. It
-// adds the lost content unless the journal has it.
-func (d *Daemon) writeNativeRecord(ctx context.Context, l *nativeLoss) {
-	if d.cfg.Journal == nil {
-		return
-	}
-	d.write(ctx, l.record, flushes.NativeDiff(l.lost))
+// takeDiff returns the lost content for the journal. It takes time, and so waits for the replay.
+func (l *nativeLoss) takeDiff() []api.TableDiff {
+	diff := flushes.NativeDiff(l.lost)
 	l.lost = nil
+	return diff
 }
 
 // endNative closes the loss, because nothing is left to put back. It starts a sweep for written

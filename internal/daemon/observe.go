@@ -56,7 +56,7 @@ func (d *Daemon) observe(ctx context.Context, st *state) {
 	if l.recorded {
 		st.observedSince = pace.Earliest(st.observedSince, l.record.Time)
 		l.record.Outcome = api.WaitingObserve
-		d.journal(ctx, st, l)
+		d.journal(ctx, st, &l.openRecord)
 		return
 	}
 	d.backUnread(ctx, st, l)

@@ -22,6 +22,16 @@ type openRecord struct {
 	retry    pace.Retry
 	trouble  pace.Trouble // why it lasts, for the log
 	failed   error        // the last try's; nil: it did not fail
+	// unkept returns the lost content, while the journal does not have it; else nil.
+	unkept func() []api.TableDiff
+}
+
+// takeUnkept returns the lost content for a write to the journal; nil if that has it already.
+func (o *openRecord) takeUnkept() (diff []api.TableDiff) {
+	if o.unkept != nil {
+		diff, o.unkept = o.unkept(), nil
+	}
+	return diff
 }
 
 // openRecords returns the open records of all kinds of table.

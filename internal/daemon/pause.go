@@ -111,10 +111,9 @@ func (d *Daemon) Pause(ctx context.Context, r api.PauseRequest) (api.PauseReply,
 		st.pause = pause{until: time.Now().Add(length), since: time.Now(), by: shortened(r.By, mostName), why: shortened(r.Why, api.MostWhy)}
 		st.disk.marksChanged(time.Now())
 		reply.Until = st.pause.until
-		if st.loss != nil { // it is recorded, and no longer tried
-			st.loss.retry.At = time.Now()
+		for _, o := range st.openRecords() { // their losses are recorded, and no longer tried
+			o.retry.At = time.Now()
 		}
-		st.resumeNative()
 		severity.Notices(klog.FromContext(ctx)).Info("Paused on request: canaryd records losses, but replays nothing",
 			"by", st.pause.by, "why", st.pause.why, "for", length, "until", reply.Until.UTC().Format(time.RFC3339), "wasPaused", reply.WasPaused)
 		return nil
@@ -140,14 +139,10 @@ func (d *Daemon) unpause(ctx context.Context, st *state, why string) {
 	st.pause = pause{}
 	st.disk.marksChanged(time.Now())
 	next := "nothing is lost"
-	if st.native.loss != nil {
-		st.resumeNative()
-		next = "replaying what is lost"
-	}
-	if st.loss != nil {
-		st.loss.retry.At, next = time.Now(), "replaying what is lost"
-		if st.loss.record.Outcome == api.WaitingPaused {
-			st.loss.record.Outcome = api.Pending
+	for _, o := range st.openRecords() {
+		o.retry.At, next = time.Now(), "replaying what is lost"
+		if o.record.Outcome == api.WaitingPaused {
+			o.record.Outcome = api.Pending
 		}
 	}
 	severity.Notices(klog.FromContext(ctx)).Info(why, "next", next)
@@ -177,8 +172,7 @@ func (d *Daemon) recordPaused(ctx context.Context, st *state) {
 		st.looking.plan(time.Now().Add(d.cfg.PollInterval))
 		return
 	}
-	st.loss.record.Outcome = api.WaitingPaused
-	d.keepOpen(ctx, st.loss)
+	d.keepHeld(ctx, &st.loss.openRecord, api.WaitingPaused)
 	st.loss.retry.At = st.pause.until
 }
 

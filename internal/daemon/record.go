@@ -36,8 +36,7 @@ func (d *Daemon) recordLosses(ctx context.Context, st *state, found map[rules.Ta
 		}
 		if again {
 			flushes.AddMore(&l.record, id, h)
-			l.diff = append(l.diff, flushes.DiffOf(id, h.Lost, &l.room))
-			l.unkept = l.diff
+			l.addDiff(flushes.DiffOf(id, h.Lost, &l.room))
 			continue
 		}
 		if len(fresh) == 0 {
@@ -59,8 +58,7 @@ func (d *Daemon) recordLosses(ctx context.Context, st *state, found map[rules.Ta
 		flushes.AddLoss(&l.record, id, h)
 		st.baseline.AddTo(&l.record, id, h.Lost)
 		st.pods.AddPods(&l.record, pods.LostPods(h.Lost), false)
-		l.diff = append(l.diff, flushes.DiffOf(id, h.Lost, &l.room))
-		l.unkept = l.diff
+		l.addDiff(flushes.DiffOf(id, h.Lost, &l.room))
 	}
 	if len(fresh) == 0 {
 		return

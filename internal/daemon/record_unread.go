@@ -71,7 +71,7 @@ func (d *Daemon) backUnread(ctx context.Context, st *state, l *loss) {
 	l.record.AbsentAtMost = true // no read saw the moment
 	d.cfg.Metrics.ObserveFlush(l.record.Time, l.unread.hit.Public())
 	d.cfg.Metrics.ObserveRecovery(absent, l.record.Standby)
-	d.journal(ctx, st, l)
+	d.journal(ctx, st, &l.openRecord)
 	flushes.LogBack(severity.Notices(st.flushLog(ctx)), l.unread.hit.Text(), l.record, l.record.Attempts)
 }
 
