@@ -111,8 +111,8 @@ func TestRemovedAtTheLastMoment(t *testing.T) {
 	}
 }
 
-// TestRemovedByAnOwnersName: a script with the name of a CNI plugin removes a rule, and then flushes
-// the table. The rule comes back: its removal was half of the flush.
+// TestRemovedByAnOwnersName: a script with the name of a CNI plugin removes a rule, and then
+// flushes the table. The rule comes back: its removal was half of the flush.
 func TestRemovedByAnOwnersName(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t, iptables.NFT, setup{})

@@ -21,7 +21,7 @@ import (
 // loss is a flush record in the making.
 type loss struct {
 	openRecord
-	drill        *drill.Drill // the drill that ended before the loss: its deletions are no flush
+	drill        *drill.Drill                // the drill that ended before the loss: its deletions are no flush
 	window       time.Time                   // the end of the last write, which left the lost rules in force; zero: unknown
 	early        bool                        // a missed packet showed it: the flusher's commit may be under way
 	intact       uint32                      // the genid of the last intact look, and the last one at
