@@ -42,7 +42,7 @@ func (d *Daemon) learnLastMoment(st *state, f rules.Family, digest uint64) {
 	for t, before := range d.cfg.Kernel.Before(f, digest) {
 		id, ts := f.Table(t), fs.tables[t]
 		learned := st.generation.learned
-		if ts == nil || !learned.Knows(f, t) || ts.standing.table == nil || !before.Later(ts.standing.digest) {
+		if ts == nil || !learned.Knows(f, t) || ts.standing.table == nil || before.Older(ts.standing.digest) {
 			continue
 		}
 		x := d.examiner(st).Examine(before, d.job(st, f))[t]

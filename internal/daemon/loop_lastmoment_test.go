@@ -74,25 +74,30 @@ func TestTheLastMomentBeforeAFlush(t *testing.T) {
 }
 
 // TestRemovedAtTheLastMoment: the portmap plugin removes a host port right before a flush of any
-// kind, before any read. The rules stay away, in chains that keep others too. If a process that is
-// no owner has removed one of them, that may be half of the flush: it comes back.
+// kind, before any read or right after one, from which canaryd has not learned the removal yet. The
+// rules stay away, in chains that keep others too. If a process that is no owner has removed one of
+// them before any read, that may be half of the flush: it comes back.
 func TestRemovedAtTheLastMoment(t *testing.T) {
 	for _, s := range scenario.All() {
 		if !s.On(iptables.NFT) || s.Prepare != nil || strings.Contains(s.Command, "restore") {
 			continue
 		}
-		for _, comm := range []string{"portmap", "agent"} {
+		for _, comm := range []string{"portmap", "portmap, read", "agent"} {
 			t.Run(s.Name+"/"+comm, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					r := start(t, iptables.NFT, setup{})
 					r.youngPod()
 					r.after(20 * time.Second)
+					comm, read := strings.CutSuffix(comm, ", read")
 					for _, f := range rules.Families() {
 						by := r.fake.As(78, comm)
 						must(t, by.RestoreNoflush(f, section(rules.Nat, "-D CNI-HOSTPORT-DNAT -p tcp --dport 8088 -j "+young)))
 						if comm == "portmap" {
 							must(t, by.RestoreNoflush(f, section(rules.Nat, "-F "+young, "-X "+young)))
 						}
+					}
+					if read {
+						r.after(150 * time.Millisecond)
 					}
 					must(t, s.Do(t.Context(), r.programs()))
 					r.after(20 * time.Second)

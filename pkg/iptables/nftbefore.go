@@ -48,7 +48,7 @@ func (m *lastMoment) take(upTo uint64) map[rules.TableName]Snapshot {
 	defer m.mu.Unlock()
 	var all map[rules.TableName]Snapshot
 	for name, before := range m.tables {
-		if upTo == before.Digest || before.Later(upTo) {
+		if !before.Older(upTo) {
 			continue
 		}
 		if all == nil {
@@ -101,5 +101,5 @@ func (k *Kernel) Before(family rules.Family, digest uint64) map[rules.TableName]
 // numbers counts the rules that named an ipset by its number when they were read.
 func (l *lexicon) numbers() uint64 { return l.named.Load() }
 
-// Later reports whether a Snapshot of nf_tables shows a later state than the digest's.
-func (s Snapshot) Later(digest uint64) bool { return nft.Newer(uint32(s.Digest), uint32(digest)) }
+// Older reports whether a Snapshot of nf_tables shows an older state than the digest's.
+func (s Snapshot) Older(digest uint64) bool { return nft.Newer(uint32(digest), uint32(s.Digest)) }

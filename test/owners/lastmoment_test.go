@@ -60,7 +60,7 @@ func TestTheLastMomentBeforeAFlush(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Load()
 		n.Start("--settle=200ms")
-		busy, portmap := startBusyOwner(n), namedShell(n, "portmap")
+		busy, portmap := startBusyOwner(n), asPortmap(n)
 		opened, closed := 20000, 0
 		for _, s := range scenario.All() {
 			if !s.On(iptables.NFT) {
@@ -194,25 +194,27 @@ func (b *busyOwner) end() {
 	<-b.ended
 }
 
-// closePort removes a host port's rules as portmap does, by a child of the shell of that name.
+// closePort removes a host port's rules as portmap does. The kernel gives the name of the program
+// file, portmap, with the notification. For a child of portmap canaryd has to read the parent, which
+// on a busy machine may be too late.
 func closePort(n *nodetest.Node, portmap string, port int) {
 	n.Helper()
-	chain := hostPortChain(port)
-	cmd := exec.CommandContext(n.Context(), portmap, "-c", program(n, rules.IPv4, "-restore")+" -w 60 --noflush; exit $?")
-	cmd.Stdin = strings.NewReader(fmt.Sprintf("*nat\n-D CNI-HOSTPORT-DNAT -p tcp --dport %d -j %s\n-F %[2]s\n-X %[2]s\nCOMMIT\n", port, chain))
+	cmd := exec.CommandContext(n.Context(), portmap, "-w", "60", "--noflush")
+	cmd.Args[0] = program(n, rules.IPv4, "-restore")
+	cmd.Stdin = strings.NewReader(fmt.Sprintf("*nat\n-D CNI-HOSTPORT-DNAT -p tcp --dport %d -j %s\n-F %[2]s\n-X %[2]s\nCOMMIT\n", port, hostPortChain(port)))
 	if out, err := cmd.CombinedOutput(); err != nil {
 		n.Fatalf("closing host port %d: %v: %s", port, err, out)
 	}
 }
 
-// namedShell returns a shell that the kernel calls by that name.
-func namedShell(n *nodetest.Node, name string) string {
+// asPortmap returns iptables-restore in a file called portmap.
+func asPortmap(n *nodetest.Node) string {
 	n.Helper()
-	shell, err := exec.LookPath("sh")
+	restore, err := exec.LookPath(program(n, rules.IPv4, "-restore"))
 	n.Must(err)
-	text, err := os.ReadFile(shell)
+	text, err := os.ReadFile(restore)
 	n.Must(err)
-	path := filepath.Join(n.TempDir(), name)
+	path := filepath.Join(n.TempDir(), "portmap")
 	n.Must(os.WriteFile(path, text, 0o755))
 	return path
 }
