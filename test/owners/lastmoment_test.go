@@ -195,8 +195,8 @@ func (b *busyOwner) end() {
 }
 
 // closePort removes a host port's rules as portmap does. The kernel gives the name of the program
-// file, portmap, with the notification. For a child of portmap canaryd has to read the parent, which
-// on a busy machine may be too late.
+// file, portmap, with the notification. For a child of portmap canaryd has to read the parent,
+// which on a busy machine may be too late.
 func closePort(n *nodetest.Node, portmap string, port int) {
 	n.Helper()
 	cmd := exec.CommandContext(n.Context(), portmap, "-w", "60", "--noflush")
