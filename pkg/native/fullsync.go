@@ -34,7 +34,7 @@ var errNoServices = errors.New("it has no services")
 // services that leads there. In its next sync kube-proxy notes the chain as one to be deleted. In a
 // later sync, at least a second afterwards, the kernel refuses that deletion, because the element
 // leads to the chain. Then kube-proxy does a full sync, which deletes the element, and at last it
-// deletes the chain (k8s.io/kubernetes/pkg/proxy/nftables, 1.33 to 1.36). No packet has the
+// deletes the chain (k8s.io/kubernetes/pkg/proxy/nftables, 1.36). No packet has the
 // element's key, whose address is 0. The error is nft.ErrStale if another process committed.
 func (k *Kernel) RequestFullSync(genid uint32, t *Table) error {
 	b := nft.NewBatch()
