@@ -283,14 +283,11 @@ func (q Inquiry) TakersOf(id rules.TableID, before, upto Read, chains []string) 
 // ByOwner reports whether an owner of a chain removed its missing rules between two reads, and no
 // other process did. With a target, the missing rules are the built-in chain's jumps to that chain,
 // whose owner removes them. It is false if a process is not known. The owner is the committing
-// process or its parent: a job of an agent may have the owner among its further ancestors. If a
-// process with an owner's name also removed something after these reads, it is the flusher: a
-// script may be called "firewall", like the CNI plugin.
+// process or its parent. If a process with an owner's name also removed something after these
+// reads, it is the flusher: a script may be called "firewall", like the CNI plugin.
 func (q Inquiry) ByOwner(id rules.TableID, before, upto Read, chain, target string) bool {
 	owner := func(c nft.Commit) bool {
-		w := q.Writers.Of(c)
-		names := append([]string{w.Comm}, w.Origin.Ancestors...)
-		return slices.ContainsFunc(names[:min(2, len(names))], func(comm string) bool { return owners.WritesChain(comm, cmp.Or(target, chain)) })
+		return q.Writers.Of(c).IsOrChildOf(func(comm string) bool { return owners.WritesChain(comm, cmp.Or(target, chain)) })
 	}
 	if slices.ContainsFunc(q.Takings.List, func(k iptables.Taking) bool {
 		return k.Family.Table(k.Table) == id && nft.Newer(k.Commit.Genid, uint32(upto.Digest)) && owner(k.Commit)

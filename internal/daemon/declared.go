@@ -135,7 +135,9 @@ func (d *Daemon) apply(ctx context.Context, st *state) {
 	for f, fr := range result {
 		d.applyResult(ctx, st, f, fr)
 		st.setApplied(f, fr)
-		d.cfg.Metrics.ObserveReplay(f, fr.Outcome, fr.Took)
+		if !errors.Is(fr.Err, errFlushed) { // which is no failed replay
+			d.cfg.Metrics.ObserveReplay(f, fr.Outcome, fr.Took)
+		}
 		d.countRefusal(f, fr.Err)
 		err = errors.Join(err, fr.Err)
 	}
@@ -147,7 +149,9 @@ func (d *Daemon) apply(ctx context.Context, st *state) {
 		for f := range result {
 			st.families[f].examined.plan(st.looking.at) // by the rules in force
 		}
-		if st.loss != nil || errors.Is(err, errFlushed) { // the next try follows the replay
+		// The next try follows the replay. If it meets the flush again, no examination has found a
+		// loss to replay, and the log says so.
+		if st.loss != nil || errors.Is(err, errFlushed) && st.declared.retry.Wait <= pace.FirstTry {
 			return
 		}
 		st.declared.trouble.Report(ctx, err, "Not all of the declared generation could be written; the rules in force stay", "retryIn", st.declared.retry.Wait)

@@ -266,6 +266,47 @@ func TestFlushWhileDeclaring(t *testing.T) {
 	}
 }
 
+// flushedAtBegin flushes nat of IPv4 when a guarded write begins, if it is armed.
+type flushedAtBegin struct {
+	*iptablestest.Fake
+	armed *bool
+}
+
+func (k flushedAtBegin) Begin(ctx context.Context) (iptables.Session, error) {
+	if *k.armed {
+		*k.armed = false
+		if err := k.Bypassing().RestoreNoflush(rules.IPv4, section(rules.Nat, "-F")); err != nil {
+			return nil, err
+		}
+	}
+	return k.Fake.Begin(ctx)
+}
+
+// TestFlushRightBeforeDeclaring: rules are flushed right before the guarded read for a new
+// declaration. The flush has a record, the declaration follows the replay, and nothing counts or
+// is logged as a failure.
+func TestFlushRightBeforeDeclaring(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		armed, fake := false, bareNode(t, backend)
+		r := run(t, fake, setup{declared: medium(t), kernel: flushedAtBegin{fake, &armed}})
+		r.settled()
+		armed = true
+		r.declare <- Declaration{Generation: small(t), Claims: claims}
+		r.settled()
+		r.wantDeclared(small(t))
+		r.wantReady()
+		if list := r.d.Status().Flushes; armed || len(list) != 1 || list[0].Outcome != reload.Proved {
+			t.Errorf("records: %+v, want the flush, proved", list)
+		}
+		if failed := r.metrics("replays_total")["replays_total{family=ipv4,result=failed}"]; failed != 0 {
+			t.Errorf("%v failed replays of IPv4", failed)
+		}
+		if strings.Contains(r.log.String(), "Not all of the declared generation could be written") {
+			t.Errorf("the log has a failure:\n%s", r.log.String())
+		}
+	})
+}
+
 // TestDeclaredScenarios: after each flush canaryd restores declared and learned rules.
 func TestDeclaredScenarios(t *testing.T) {
 	oneOfEachScenario(t, func(t *testing.T, backend iptables.Backend, s scenario.Scenario) {

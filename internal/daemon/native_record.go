@@ -245,7 +245,7 @@ func (d *Daemon) committer(id tableid.TableID, c nft.Commit) native.Committer {
 	writers := owners.WritersOf(id)
 	isOwner := func(comm string) bool { return slices.Contains(writers, comm) }
 	switch {
-	case isOwner(w.Comm), len(w.Origin.Ancestors) > 0 && isOwner(w.Origin.Ancestors[0]):
+	case w.IsOrChildOf(isOwner):
 		return native.Owner
 	case owners.LoadsFile(w.Origin.Unit) && w.Origin.Container == (watch.Container{}):
 		return native.NotOwner

@@ -40,8 +40,8 @@
 //   - If other processes commit between read and restore five times in a row, the next write uses
 //     an old read, and counts as raced.
 //   - A change is not learned at once: a removal takes 2 s, and on legacy an added rule 250 ms.
-//     If a flush follows sooner, the replay restores the older state, unless the caller has cut
-//     it. That state stays unless its owner is kube-proxy or checks its rules.
+//     If a flush follows sooner, the replay restores the older state, unless the caller passes
+//     the result of Cut. That state stays unless its owner is kube-proxy or checks its rules.
 //   - CNI plugins write once, rule by rule. A plugin may remove a rule between flush and replay.
 //     The replay puts the rule back if the flush also deleted chains, or if the rule led to no
 //     chain of its own. A rule that the plugin adds stays, and chains that Protection.Piecewise

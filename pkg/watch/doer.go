@@ -93,6 +93,12 @@ func (w Writer) Doer() Doer {
 	return w.By
 }
 
+// IsOrChildOf reports whether the process or its parent has one of the names that is accepts. A
+// job of an agent may have an owner of rules among its further ancestors.
+func (w Writer) IsOrChildOf(is func(comm string) bool) bool {
+	return is(w.Comm) || len(w.Origin.Ancestors) > 0 && is(w.Origin.Ancestors[0])
+}
+
 // OfDoer returns the writer for a flush record that names its doer, with the
 // doer's number, name, command line and ancestors.
 func (w Writer) OfDoer(d Doer) Writer {
