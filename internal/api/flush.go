@@ -182,23 +182,6 @@ const (
 // canaryd takes for the owner's doing: no rule is missed.
 func (f Flush) Requested() bool { return f.Kind == Removed || f.Kind == RemovedByOwner }
 
-// UnprotectedText counts the lost rules that --protect does not name: ", and 3 rules that
-// --protect does not name". It is "" if there were none, and says so if the number is unknown.
-func (l Lost) UnprotectedText() string {
-	switch n := l.Unprotected; {
-	case n == 0 && l.UnprotectedUnknown:
-		return "; how many rules went that --protect does not name is not known"
-	case l.UnprotectedUnknown:
-		return fmt.Sprintf(", and %d or more rules that --protect does not name", n)
-	case n == 0:
-		return ""
-	case n == 1:
-		return ", and 1 rule that --protect does not name"
-	default:
-		return fmt.Sprintf(", and %d rules that --protect does not name", n)
-	}
-}
-
 // CulpritsNamed is how many of a flush's culprits ByText names.
 const CulpritsNamed = 2
 
@@ -361,51 +344,6 @@ func (c Culprit) Line() string {
 // cron.service".
 func (c Culprit) Text() string {
 	return c.nameAndPID() + c.Line()
-}
-
-// Lost counts the rules, chains and elements that a flush removed.
-type Lost struct {
-	Chains int `json:"chains"`
-	Rules  int `json:"rules"`
-	Jumps  int `json:"jumps"`
-	// Elements counts those of native tables' sets and maps.
-	Elements int `json:"elements,omitempty"`
-	// Unread means that no guarded read showed the loss, or none has yet: the counts are unknown.
-	Unread bool `json:"unread,omitempty"`
-	// Unprotected counts the rules that --protect does not name and that the same flush
-	// removed. Rules does not include them. UnprotectedUnknown means that there may be more,
-	// because the count of some table is unknown.
-	Unprotected        int  `json:"unprotectedRules,omitempty"`
-	UnprotectedUnknown bool `json:"unprotectedUnknown,omitempty"`
-	// Tables has the same counts for each table that was hit, with chains by name.
-	Tables []TableLoss `json:"tables,omitempty"`
-}
-
-// A TableLoss counts the rules and chains that a flush removed from one table.
-type TableLoss struct {
-	Family rules.Family    `json:"family"`
-	Table  rules.TableName `json:"table"`
-	Kind   canary.Verdict  `json:"kind"`
-	Chains int             `json:"chains"`
-	Rules  int             `json:"rules"` // jumps included
-	Jumps  int             `json:"jumps"`
-	// Unprotected counts rules that --protect does not name, unless UnprotectedUnknown; see Lost.
-	Unprotected        int  `json:"unprotectedRules,omitempty"`
-	UnprotectedUnknown bool `json:"unprotectedUnknown,omitempty"`
-	// By has the pids of the Culprits that removed something from this table; empty if they are
-	// unknown.
-	By []uint32 `json:"by,omitempty"`
-	// PerChain has the chains that lost most, with the largest loss first. Built-in chains that
-	// lost jumps are among them. More is how many are not listed.
-	PerChain []ChainLoss `json:"perChain,omitempty"`
-	More     int         `json:"more,omitempty"`
-}
-
-// A ChainLoss counts the rules that one chain lost.
-type ChainLoss struct {
-	Chain string `json:"chain"`
-	Rules int    `json:"rules"`           // jumps included
-	Jumps int    `json:"jumps,omitempty"` // of a built-in chain
 }
 
 // An Outcome is the result of a replay or the state of a flush. Skipped also means that the

@@ -94,20 +94,14 @@ func (u *StandbyUse) WithTable(table string, after time.Duration) *StandbyUse {
 	return &more
 }
 
-// Joined merges the uses of two records of one flush. later is the time from u's first evidence
-// to o's. The time of u stays.
-func (u *StandbyUse) Joined(o *StandbyUse, later time.Duration) *StandbyUse {
-	if o == nil {
-		return u
+// Later returns the use in a record that begins earlier than it did before, by that much.
+func (u *StandbyUse) Later(earlier time.Duration) *StandbyUse {
+	if u == nil {
+		return nil
 	}
-	both, after := *o, max(0, o.AfterSeconds+later.Seconds())
-	if both.AfterSeconds = after; u == nil {
-		return &both
-	}
-	both.Families = append(append([]rules.Family{}, u.Families...), o.Families...) // not null in JSON
-	both.Tables = slices.Concat(u.Tables, o.Tables)
-	both.AfterSeconds, both.OpenSeconds = min(u.AfterSeconds, after), max(u.OpenSeconds, o.OpenSeconds)
-	return &both
+	later := *u
+	later.AfterSeconds += earlier.Seconds()
+	return &later
 }
 
 // Ended returns the use after the standby was shut for a family that it translated for so long.

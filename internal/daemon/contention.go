@@ -83,6 +83,7 @@ func (d *Daemon) limited(ctx context.Context, st *state) bool {
 	}
 	if st.contention.since.IsZero() {
 		l := *st.loss // the replay blames again, with the commits until then
+		l.openRecord = &openRecord{record: l.record}
 		d.blame(ctx, st, &l)
 		st.contention.start(ctx, l.record)
 	}

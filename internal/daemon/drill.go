@@ -181,7 +181,7 @@ func (d *Daemon) drillAnswered(ctx context.Context, st *state, l *loss) {
 
 // course returns the loss as a drill sees it.
 func (l *loss) course() drill.Course {
-	return drill.Course{Record: l.record, Recorded: l.recorded, Noticed: l.noticed, Hit: l.hit}
+	return drill.Course{Record: l.record, Recorded: l.shown(), Noticed: l.noticed, Hit: l.hit}
 }
 
 // endDrill ends the drill that is under way, if there is one: it answers the request, and puts
@@ -219,7 +219,7 @@ func (d *Daemon) nameDrill(ctx context.Context, st *state, found map[rules.Table
 	l := st.loss
 	all := maps.Clone(found)
 	maps.DeleteFunc(all, func(_ rules.TableID, h flushes.Hit) bool { return !h.Verdict.Loss() })
-	if len(all) == 0 {
+	if len(all) == 0 || len(l.record.Native) > 0 { // no drill takes native tables
 		return
 	}
 	sort, x := api.DrillCanary, cmp.Or(st.drills.Under, l.drill)
@@ -227,7 +227,7 @@ func (d *Daemon) nameDrill(ctx context.Context, st *state, found map[rules.Table
 		if !x.Explains(id, h) || !h.Finding.OnlyDrilled() && d.tookToo(ctx, st, id, h) {
 			if l.record.Drill != "" {
 				l.record.Drill, l.record.DrillFailed, l.record.Lost, l.record.Kind = "", false, api.Lost{}, ""
-				l.hit, l.recorded = flushes.Verdicts{}, false
+				l.hit = flushes.Verdicts{}
 			}
 			return
 		}

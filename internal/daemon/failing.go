@@ -88,10 +88,10 @@ func failureOf(err error) failure {
 // failing returns why the rules are not back although canaryd has tried, for the status; nil in
 // observe mode and in pauses.
 func (st *state) failing() (list []api.Failing) {
-	for _, o := range st.openRecords() {
-		if o.failed != nil && st.heals() {
-			f := failureOf(o.failed)
-			list = append(list, api.Failing{Flush: o.record.ID, Attempts: o.attempts, Retry: o.retry.At, Reason: f.reason, Advice: f.advice})
+	for _, a := range st.answers() {
+		if a.failed != nil && st.heals() {
+			f := failureOf(a.failed)
+			list = append(list, api.Failing{Flush: a.record.ID, Attempts: a.attempts, Retry: a.retry.At, Reason: f.reason, Advice: f.advice})
 		}
 	}
 	return list

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
@@ -149,9 +148,10 @@ func (d *Daemon) concludeHeal(ctx context.Context, st *state, ride *nativeRide, 
 	}
 	if st.purges.GoesOn(st.loss.record.Time, time.Now()) {
 		st.loss.retry.In(culprit.PurgeTry, time.Now())
-		d.keepOpen(ctx, &st.loss.openRecord)
+		d.keepOpen(ctx, st.loss.openRecord)
 		return
 	}
+	d.readNativeToo(ctx, st)
 	ended := st.loss
 	d.recovered(ctx, st, result)
 	d.drillAnswered(ctx, st, ended)
@@ -217,12 +217,12 @@ func (d *Daemon) healFailed(ctx context.Context, st *state, err error) {
 		d.seekLockHolder(st)
 	}
 	d.showUnread(st)
-	d.keepOpen(ctx, &l.openRecord)
+	d.keepOpen(ctx, l.openRecord)
 	tables := l.hit
-	if !l.recorded {
+	if !l.shown() {
 		tables = st.losses()
 	}
-	l.logRetry(st.flushLog(ctx), err, tables.Text())
+	l.logRetry(st.flushLog(ctx), err, l.shown(), tables.Text())
 }
 
 // recovered ends the loss: everything is proved to be in force. It closes the record, and plans
@@ -236,45 +236,40 @@ func (d *Daemon) recovered(ctx context.Context, st *state, result reload.Result)
 		st.contention.countReplay(ctx, l.record, l.jumpsDeleted, d.cfg.JumpGrace)
 	}
 	st.forgetLeftOut(result, l.gone, time.Now())
-	if !l.recorded {
+	if !l.shown() {
 		d.backUnread(ctx, st, l)
 		return
 	}
-	l.record.Outcome = l.recovery.outcome(result)
-	if l.record.Outcome.Done() && st.quarantines(l.hit) { // put there by an earlier try of the same loss
-		l.record.Outcome = reload.Partial
+	end := ended{tables: []string{l.hit.Text()}, outcome: l.recovery.outcome(result), back: l.recovery.provedAt(), attempts: l.attempts + 1}
+	if end.outcome.Done() && st.quarantines(l.hit) { // put there by an earlier try of the same loss
+		end.outcome = reload.Partial
 	}
-	if l.record.Drill == api.DrillCanary && l.record.Outcome.Done() {
-		l.record.Outcome = api.Drilled
+	if l.record.Drill == api.DrillCanary && end.outcome.Done() {
+		end.outcome = api.Drilled
 	}
-	l.record.Detail = ""
 	for _, fr := range result {
 		if fr.Err != nil { // rules that had to be left out
-			l.record.Detail = fr.Err.Error()
+			end.detail = fr.Err.Error()
 			st.flushLog(ctx).Error(fr.Err, "Not all of the rules could be put back", "flush", l.record.ID)
+		}
+		if fr.Written.After(end.written) {
+			end.written, end.kernel = fr.Written, fr.Kernel
 		}
 	}
 	d.logQuarantined(ctx, result)
-	st.keepIncomplete(l)
-	absent := flushes.EndAbsence(&l.record, l.recovery.provedAt())
-	for _, fr := range result {
-		if written := fr.Written.Sub(l.record.Time).Seconds(); !fr.Written.IsZero() && written > l.record.WrittenSeconds {
-			l.record.WrittenSeconds, l.record.KernelSeconds = written, fr.Kernel.Seconds()
-		}
+	if end.outcome == reload.Partial {
+		st.keepIncomplete(l)
 	}
-	if l.counted {
-		d.cfg.Metrics.ObserveRecovery(absent, l.record.Standby)
-	}
-	d.journal(ctx, st, &l.openRecord)
-	d.logRecovery(ctx, st, l, result)
+	d.endLoss(ctx, st, st.flushLog(ctx), &l.answer, &end)
+	d.logDetours(ctx, st, l, result)
 }
 
 // worst returns the outcome for the flush record or a reply: the worst of all families, skipped
 // if there is none.
 func worst(result reload.Result) api.Outcome {
-	outcomes, worst := []api.Outcome{reload.Skipped, reload.Proved, reload.Raced, reload.Partial, reload.Failed}, 0
+	all := []api.Outcome{reload.Skipped}
 	for _, fr := range result {
-		worst = max(worst, slices.Index(outcomes, fr.Outcome))
+		all = append(all, fr.Outcome)
 	}
-	return outcomes[worst]
+	return worstOf(all...)
 }

@@ -18,13 +18,13 @@ import (
 // journal keeps the finished record of a loss, newest first. On disk it gets the lost rules that
 // the disk lacks.
 func (d *Daemon) journal(ctx context.Context, st *state, o *openRecord) {
-	d.keepRecord(ctx, st, o.record, o.unkept == nil, func() { d.write(ctx, o.record, o.takeUnkept()) })
+	d.keepRecord(ctx, st, o.record, !o.unkept, func() { d.write(ctx, o.record, o.takeUnkept()) })
 }
 
 // keepOpen writes a lasting loss to the journal. If canaryd is killed meanwhile, only the
 // journal knows the culprit.
 func (d *Daemon) keepOpen(ctx context.Context, o *openRecord) {
-	if o.unkept != nil {
+	if o.unkept {
 		d.write(ctx, o.record, o.takeUnkept())
 	}
 }

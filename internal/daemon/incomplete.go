@@ -30,7 +30,7 @@ func (st *state) keepIncomplete(l *loss) {
 	for id := range l.hit {
 		r.missing = r.missing.With(id, st.quarantine.rules[id])
 	}
-	if l.record.Outcome == reload.Partial && r.missing.Count() > 0 {
+	if r.missing.Count() > 0 {
 		st.incomplete = append(st.incomplete, r)
 	}
 	if over := len(st.incomplete) - flushes.Kept; over > 0 { // their records are forgotten, too
@@ -59,7 +59,7 @@ func (st *state) releaseMissing(id rules.TableID, left []reload.QuarantinedRule,
 // then. The loop calls it after each step.
 func (d *Daemon) completeRecords(ctx context.Context, st *state) {
 	st.incomplete = slices.DeleteFunc(st.incomplete, func(r incomplete) bool {
-		if r.missing.Count() > 0 {
+		if r.missing.Count() > 0 || st.native.holdsFor(r.id) {
 			return false
 		}
 		d.completeRecord(ctx, st, r.id, r.outcome)

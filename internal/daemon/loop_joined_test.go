@@ -130,30 +130,61 @@ func TestARecordDoesNotGoOnInAnotherFlush(t *testing.T) {
 	}
 }
 
-// TestANativeRecordGoesOnOverARestart is the same for native tables.
+// TestANativeRecordGoesOnOverARestart is the same for native tables. A pause lasts over the
+// restart, and the witness is planted again in it: what was judged to be a flush stays one.
 func TestANativeRecordGoesOnOverARestart(t *testing.T) {
 	for _, mode := range []api.Mode{api.Observe, api.Heal} {
-		t.Run(string(mode), func(t *testing.T) {
-			dir, records := t.TempDir(), t.TempDir()
-			nativeNode(t, setup{nativeStore: nativestore.New(dir, nativestore.Identity{}), journal: records, mode: mode}, func(t *testing.T, r *rig, k *fakeNative) {
-				r.after(10 * time.Second)
-				if mode == api.Heal {
-					must(t, errorOf(r.d.Pause(t.Context(), api.PauseRequest{Seconds: 3600})))
+		for kind, flush := range map[string]func(*fakeNative){
+			"emptied":       func(k *fakeNative) { k.flushTable(proxyTable) },
+			"table_deleted": (*fakeNative).flushRuleset,
+		} {
+			t.Run(string(mode)+", "+kind, func(t *testing.T) {
+				dir, natives, records := t.TempDir(), t.TempDir(), t.TempDir()
+				node := func(mode api.Mode) setup {
+					return setup{store: openStore(t, dir, identity(iptables.NFT)), nativeStore: nativestore.New(natives, nativestore.Identity{}), journal: records, mode: mode}
 				}
-				k.flushTable(proxyTable)
-				r.after(10 * time.Second)
-				was := r.d.Status().Flushes[0]
-				r.stop()
-				time.Sleep(30 * time.Second)
+				nativeNode(t, node(mode), func(t *testing.T, r *rig, k *fakeNative) {
+					r.after(10 * time.Second)
+					if mode == api.Heal {
+						must(t, errorOf(r.d.Pause(t.Context(), api.PauseRequest{Seconds: 3600})))
+					}
+					flush(k)
+					r.after(10 * time.Second)
+					was := r.d.Status().Flushes[0]
+					r.stop()
+					time.Sleep(30 * time.Second)
 
-				n := run(t, r.fake, setup{guarded: k, nativeStore: nativestore.New(dir, nativestore.Identity{}), journal: records})
-				must(t, errorOf(n.d.Resume(t.Context())))
-				n.after(2 * pace.LastTry)
-				got := n.wantOneFlush("emptied", reload.Proved)
-				if got.ID != was.ID || got.AbsentSeconds < 40 || !got.AbsentAtMost || got.Lost.Rules != was.Lost.Rules || len(got.Native) != 1 {
-					t.Errorf("the record is %+v, and was %+v", got, was)
-				}
+					s := node("")
+					s.guarded = k
+					n := run(t, r.fake, s)
+					n.after(10 * time.Second)
+					must(t, errorOf(n.d.Resume(t.Context())))
+					n.after(2 * pace.LastTry)
+					got := n.wantOneFlush(kind, reload.Proved)
+					if got.ID != was.ID || got.AbsentSeconds < 30 || !got.AbsentAtMost || got.Lost.Rules != was.Lost.Rules || len(got.Native) != len(was.Native) {
+						t.Errorf("the record is %+v, and was %+v", got, was)
+					}
+					k.wantNative(t, tableOf(proxyTable, "a", "b"))
+					n.wantReady()
+				})
 			})
-		})
+		}
 	}
+}
+
+// TestNativePauseAfterMissedCommits: a flush whose commits are missed is judged by the witness. The
+// verdict stays while a pause lasts, in which the witness is planted again.
+func TestNativePauseAfterMissedCommits(t *testing.T) {
+	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
+		must(t, errorOf(r.d.Pause(t.Context(), api.PauseRequest{Seconds: 60})))
+		k.missing(k.flushRuleset)
+		r.settled()
+		if k.count().witness == "" {
+			t.Error("no witness was planted in the pause")
+		}
+		r.after(2 * time.Minute)
+		r.wantOneFlush("table_deleted", reload.Proved)
+		k.wantNative(t, tableOf(proxyTable, "a", "b"))
+		r.wantReady()
+	})
 }

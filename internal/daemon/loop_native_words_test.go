@@ -20,9 +20,9 @@ func TestNativeLossIsCounted(t *testing.T) {
 		want api.Lost
 		log  string
 	}{
-		{"flush map", func(k *fakeNative) { k.flushSet(proxyTable, "service-ips") }, api.Lost{Elements: 3}, "rules=0 chains=0 elements=3"},
-		{"flush table", func(k *fakeNative) { k.flushTable(proxyTable) }, api.Lost{Rules: 3}, "rules=3 chains=0 elements=0"},
-		{"flush ruleset", (*fakeNative).flushRuleset, api.Lost{Rules: 3, Chains: 2, Elements: 3}, "rules=3 chains=2 elements=3"},
+		{"flush map", func(k *fakeNative) { k.flushSet(proxyTable, "service-ips") }, api.Lost{Elements: 3}, "rules=0 chains=0 jumps=0 elements=3"},
+		{"flush table", func(k *fakeNative) { k.flushTable(proxyTable) }, api.Lost{Rules: 3}, "rules=3 chains=0 jumps=0 elements=0"},
+		{"flush ruleset", (*fakeNative).flushRuleset, api.Lost{Rules: 3, Chains: 2, Elements: 3}, "rules=3 chains=2 jumps=0 elements=3"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			proxy := tableOf(proxyTable, "a", "b")

@@ -20,7 +20,7 @@ import (
 
 // loss is a flush record in the making.
 type loss struct {
-	openRecord
+	answer
 	drill        *drill.Drill                // the drill that ended before the loss: its deletions are no flush
 	window       time.Time                   // the end of the last write, which left the lost rules in force; zero: unknown
 	early        bool                        // a missed packet showed it: the flusher's commit may be under way
@@ -31,22 +31,14 @@ type loss struct {
 	unread       *unreadLoss                 // the record that a Status has before any read; nil: it has none
 	byName       bool                        // on legacy: a canary was deleted by name
 	blamed       bool                        // its culprits were looked for
-	counted      bool                        // whether metrics have it
 	jumpsDeleted bool                        // jumps were deleted by name, and their grace is over
 	memory       reload.Memory               // findings of reads and tries
 	gone         map[protect.Attachment]bool // containers that the last replay left out
 	recovery     recovery                    // tables that the tries have put back so far
-
-	diff []api.TableDiff // of the tables that were hit
-	room flushes.Room    // how much more it may hold
 }
 
-// addDiff adds the lost content of tables to the record.
-func (l *loss) addDiff(diff ...api.TableDiff) {
-	if l.diff = append(l.diff, diff...); len(l.diff) > 0 {
-		l.unkept = func() []api.TableDiff { return l.diff }
-	}
-}
+// shown reports whether a read has shown the loss: then the record and the log have it.
+func (l *loss) shown() bool { return len(l.hit) > 0 }
 
 // bounds returns the times and genids between which the loss began: an Inquiry searches there
 // for culprits and other writers.
@@ -68,9 +60,9 @@ func (st *state) openLoss(f rules.Family, digest uint64) {
 	}
 	defer st.boundAbsence(f)
 	st.loss = &loss{
-		openRecord: openRecord{record: api.Flush{ID: st.newFlushID(at), Time: at, Outcome: api.Pending}, noticed: now, retry: pace.Retry{At: now}},
-		drill:      st.drills.DoubtAt(now), window: st.families[f].written, hit: flushes.Verdicts{},
-		intact: uint32(st.families[f].looked.intact), heard: uint32(digest), room: flushes.DiffRoom(),
+		answer: st.answerTo(api.Flush{ID: st.newFlushID(at), Time: at, Outcome: api.Pending}, now),
+		drill:  st.drills.DoubtAt(now), window: st.families[f].written, hit: flushes.Verdicts{},
+		intact: uint32(st.families[f].looked.intact), heard: uint32(digest),
 	}
 }
 
@@ -123,7 +115,7 @@ func (st *state) newFlushID(at time.Time) string {
 // hasFlush reports whether a record has that ID, an open one included. newFlushID then tries
 // another.
 func (st *state) hasFlush(id string) bool {
-	return slices.ContainsFunc(st.openRecords(), func(o *openRecord) bool { return o.record.ID == id }) ||
+	return slices.ContainsFunc(st.answers(), func(a *answer) bool { return a.record.ID == id }) ||
 		anyOf(st.native.waiting, func(w *api.Flush) bool { return w.ID == id }) ||
 		st.journal.Index(id) >= 0
 }
@@ -142,7 +134,6 @@ type recovery struct {
 	back     map[rules.TableID]time.Time // since when tables that were hit are intact
 	replayed bool                        // a table was written and proved
 	raced    bool                        // and another process wrote meanwhile
-	ridden   time.Time                   // when native tables of the same record were proved
 }
 
 // afterTry takes up the result of another try: since when tables that were hit are back. A
@@ -177,10 +168,9 @@ func (r recovery) outcome(result reload.Result) api.Outcome {
 	}
 }
 
-// provedAt returns when the last table that was hit was intact again, native ones included. The
-// record's absence ends then.
-func (r recovery) provedAt() time.Time {
-	last := r.ridden
+// provedAt returns when the last table that was hit was intact again. The record's absence ends
+// then.
+func (r recovery) provedAt() (last time.Time) {
 	for _, at := range r.back {
 		last = pace.Latest(last, at)
 	}

@@ -111,7 +111,7 @@ func (d *Daemon) nativeLimited(ctx context.Context, st *state, undone bool) bool
 // culprits are known when the flusher is done.
 func (d *Daemon) accused(st *state) api.Flush {
 	record := st.native.loss.record
-	if st.native.loss.recorded {
+	if st.native.loss.shown() {
 		return record
 	}
 	record.Culprits = slices.Clone(record.Culprits)
@@ -372,8 +372,8 @@ func (d *Daemon) nativeFailed(ctx context.Context, st *state, err error) {
 	if l.fail(err); errors.Is(err, nft.ErrStale) || errors.Is(err, nft.ErrInterrupted) {
 		l.retry.In(pace.FirstTry, time.Now())
 	}
-	d.keepOpen(ctx, &l.openRecord)
-	l.logRetry(st.nativeLog(ctx), err, strings.Join(l.record.NativeNames(), ", "))
+	d.keepOpen(ctx, l.openRecord)
+	l.logRetry(st.nativeLog(ctx), err, l.shown(), strings.Join(l.record.NativeNames(), ", "))
 }
 
 // holdNative leaves a loss as it is: until the pause ends or, in observe mode, until the owner has
@@ -390,6 +390,6 @@ func (d *Daemon) holdNative(ctx context.Context, st *state) {
 	if st.mode == api.Observe {
 		why, l.retry.At = api.WaitingObserve, time.Time{}
 	}
-	d.keepHeld(ctx, &l.openRecord, why)
+	d.keepHeld(ctx, l.openRecord, why)
 	d.witnessesDue(st)
 }

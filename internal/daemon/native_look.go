@@ -9,6 +9,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
@@ -119,6 +120,20 @@ func (d *Daemon) readNative(ctx context.Context, st *state) {
 		d.judgeUnreadNative(ctx, st)
 	}
 	d.witnessesDue(st)
+}
+
+// readNativeToo reads native tables before a loss of iptables' tables ends, if the same flush may
+// have taken parts of them: its record then has both.
+func (d *Daemon) readNativeToo(ctx context.Context, st *state) {
+	r := &st.native
+	if !d.guardsNative() || r.asleep || r.loss != nil || st.mode != api.Heal || st.drilling(time.Now()) {
+		return
+	}
+	d.lookNative(ctx, st)
+	flushed := func(t *nativeTable) bool { return t.urgent && st.loss.takes(t.dirty) }
+	if anyOf(r.tables, flushed) && pace.Due(r.readAt, time.Now()) {
+		d.readNative(ctx, st)
+	}
 }
 
 // finishRead plans the steps after a read of native tables. It charges the pace with the read's
@@ -305,6 +320,9 @@ func (d *Daemon) witnessesLost(ctx context.Context, r *nativeRealm) (map[tableid
 func (d *Daemon) judgeNative(id tableid.TableID, t *nativeTable, seen nativeSight, stand map[tableid.Family]string) native.Finding {
 	if t.inForce != "" && seen.Tables[id] != nil && nativestore.IDOf(seen.Digest(id)) == t.inForce {
 		return native.Finding{Verdict: native.Intact, Why: "it has the content that was last in force"}
+	}
+	if t.lost() && t.finding.Remedy != native.NoRemedy && t.dirty.IsZero() && !t.missed {
+		return t.finding // no commit since; the evidence of a flush, such as a lost witness, may be gone by now
 	}
 	e := native.Evidence{Was: t.want, Now: seen.Tables[id], Missed: t.missed || t.old || t.finding.Open(), Habits: owners.HabitsOf(id)}
 	if e.Now == nil && t.finding.Verdict == native.Unattributed {

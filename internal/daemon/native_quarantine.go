@@ -170,15 +170,20 @@ func (d *Daemon) readmitTable(ctx context.Context, st *state, id tableid.TableID
 	return nil
 }
 
+// holdsFor reports whether a native table has a part in quarantine that this flush took.
+func (r *nativeRealm) holdsFor(flush string) bool {
+	return anyOf(r.tables, func(t *nativeTable) bool { return t.heldFor == flush && len(t.held) > 0 })
+}
+
 // completeNative ends the record of the flush that took the parts of t, when none of its tables
 // has a part in quarantine any more. The last part came back, or the owner has decided about
-// it.
+// it. If rules of iptables' tables are missing, too, completeRecords ends the record.
 func (d *Daemon) completeNative(ctx context.Context, st *state, t *nativeTable) {
 	flush := t.heldFor
 	if t.heldFor = ""; flush == "" {
 		return
 	}
-	if !anyOf(st.native.tables, func(t *nativeTable) bool { return t.heldFor == flush && len(t.held) > 0 }) {
+	if !st.native.holdsFor(flush) && !slices.ContainsFunc(st.incomplete, func(r incomplete) bool { return r.id == flush }) {
 		d.completeRecord(ctx, st, flush, reload.Proved)
 	}
 }

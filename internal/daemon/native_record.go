@@ -13,7 +13,6 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/flushes"
-	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/internal/sorting"
 	"github.com/canaryd/canaryd/pkg/canary"
@@ -27,9 +26,8 @@ import (
 
 // nativeLoss is the flush record of native tables in the making.
 type nativeLoss struct {
-	openRecord
+	answer
 	hit      map[tableid.TableID]bool // tables recorded so far
-	lost     []flushes.LostTable      // their content before and after the loss, while it is unkept
 	intact   time.Time                // when all tables were last known to be in force; zero: that is not known
 	written  time.Time                // the last write's end
 	replayed bool                     // something was put back and proved
@@ -52,11 +50,9 @@ func (d *Daemon) loseNative(st *state, id tableid.TableID) (known bool) {
 		}
 		return known
 	}
-	if r.loss = d.unansweredNative(st, id); r.loss != nil {
-		r.loss.retry.At, r.loss.intact = now, r.known
-		return false
+	if r.loss = d.unansweredNative(st, id); r.loss == nil {
+		r.loss = &nativeLoss{answer: st.answerTo(d.newNativeRecord(st, r.tables[id]), now), hit: map[tableid.TableID]bool{}, intact: r.known}
 	}
-	r.loss = &nativeLoss{openRecord: openRecord{record: d.newNativeRecord(st, r.tables[id]), noticed: now, retry: pace.Retry{At: now}}, hit: map[tableid.TableID]bool{}, intact: r.known}
 	return false
 }
 
@@ -90,57 +86,44 @@ func (d *Daemon) takenSince(t *nativeTable) (since time.Time) {
 	return since
 }
 
-// nativeGravity orders the kinds of loss; a record gets the gravest.
-var nativeGravity = []native.Verdict{native.Disabled, native.Emptied, native.Unattributed, native.Replaced, native.TableDeleted}
-
 // recordNative puts the losses that a read found into the open record, counts them and logs
 // them. Another try of a replay counts nothing twice.
 func (d *Daemon) recordNative(ctx context.Context, st *state, repairs []native.Repair) {
-	l := st.native.loss
-	if added := d.addNativeLosses(st, repairs); added > 0 {
-		d.announceNative(st.nativeLog(ctx), l.record, added, l.recorded)
-		l.recorded = true
-	}
-}
-
-// addNativeLosses puts tables into the open record that it lacks, and returns how many to
-// announce.
-func (d *Daemon) addNativeLosses(st *state, repairs []native.Repair) (added int) {
-	l := st.native.loss
+	l, before := st.native.loss, len(st.native.loss.record.Native)
+	lost := l.record.Lost
 	for _, repair := range repairs {
-		if id := repair.Want.ID; !l.hit[id] {
-			l.hit[id] = true
-			if repair.Want.Empty() { // packets do not miss it
-				continue
-			}
-			l.lost = append(l.lost, flushes.LostTable{Want: repair.Want, Now: repair.Now})
-			l.unkept = l.takeDiff
-			d.addNativeLoss(st, &l.record, id)
-			l.record.Older = cmp.Or(l.record.Older, st.native.older.takenFrom(id, st.native.tables[id].contentID))
-			added++
+		id := repair.Want.ID
+		if l.hit[id] {
+			continue
 		}
+		l.hit[id] = true
+		if repair.Want.Empty() { // packets do not miss it
+			continue
+		}
+		l.dropSuspects()
+		l.addLost(flushes.LostTable{Want: repair.Want, Now: repair.Now})
+		d.addNativeLoss(st, &l.record, id)
+		l.record.Older = cmp.Or(l.record.Older, st.native.older.takenFrom(id, st.native.tables[id].contentID))
 	}
-	return added
-}
-
-// announceNative counts and logs the last tables of a record, as many as were added. counted:
-// the record itself is counted already.
-func (d *Daemon) announceNative(log klog.Logger, record api.Flush, added int, counted bool) {
-	fresh := record.Native[len(record.Native)-added:]
-	if counted {
+	fresh := l.record.Native[before:]
+	if len(fresh) == 0 {
+		return
+	}
+	if l.counted {
 		d.cfg.Metrics.ObserveFurtherNativeLoss(fresh)
 	} else {
-		d.cfg.Metrics.ObserveNativeFlush(record.Time, fresh)
+		d.cfg.Metrics.ObserveNativeFlush(l.record.Time, fresh)
 	}
+	l.counted = true
 	var names []string
-	var lost api.Counts
-	for _, l := range fresh {
-		names = append(names, l.Table+" "+string(l.Kind))
-		lost.Rules, lost.Chains, lost.Elements = lost.Rules+l.Rules, lost.Chains+l.Chains, lost.Elements+l.Elements
+	for _, loss := range fresh {
+		names = append(names, loss.Table+" "+string(loss.Kind))
 	}
-	severity.Warnings(log).Info("Rules were lost", "flush", record.ID, "tables", strings.Join(names, ", "),
-		"rules", lost.Rules, "chains", lost.Chains, "elements", lost.Elements, "by", flushes.CulpritsText(record))
+	l.logLost(severity.Warnings(st.nativeLog(ctx)), "Rules were lost", strings.Join(names, ", "), l.record.Lost.Since(lost))
 }
+
+// shown reports whether a read has shown the loss: then the record and the log have it.
+func (l *nativeLoss) shown() bool { return len(l.record.Native) > 0 }
 
 // nativeLog returns the log for lines about one flush of native tables.
 func (st *state) nativeLog(ctx context.Context) klog.Logger {
@@ -167,14 +150,8 @@ func (d *Daemon) addNativeLoss(st *state, r *api.Flush, id tableid.TableID) {
 	loss.Parts, loss.More = lostParts(t)
 	loss.By = flushes.Accuse(r, d.takersOf(t))
 	r.CulpritsMissed = r.CulpritsMissed || t.missed && len(loss.By) > 0
+	flushes.AddNativeLoss(r, loss)
 	flushes.SettleCulprit(r)
-	r.Native = append(r.Native, loss)
-	r.Lost.Chains += loss.Chains
-	r.Lost.Rules += loss.Rules
-	r.Lost.Elements += loss.Elements
-	if slices.Index(nativeGravity, t.finding.Verdict) > slices.Index(nativeGravity, native.Verdict(r.Kind)) {
-		r.Kind = canary.Verdict(t.finding.Verdict)
-	}
 }
 
 // partsShown is how many parts of a table a record names.
@@ -288,7 +265,8 @@ func (d *Daemon) reportNative(ctx context.Context, st *state, id tableid.TableID
 	if st.journal.FoldsInto(record) != nil {
 		return // the log has a record like it, and the disk gets the count
 	}
-	d.write(ctx, record, flushes.NativeDiff([]flushes.LostTable{{Want: t.want, Now: now}}))
+	room := flushes.DiffRoom()
+	d.write(ctx, record, flushes.NativeDiff([]flushes.LostTable{{Want: t.want, Now: now}}, &room))
 	klog.FromContext(ctx).Error(errors.New(t.finding.Why), "A native table is lost and is not put back unasked; its owner has to write it again, or a decision is needed",
 		"flush", record.ID, "table", id.NFT(), "verdict", t.finding.Verdict, "by", flushes.CulpritsText(record), "bringItBack", restoreCommand, "acceptTheLoss", dismissCommand)
 }
@@ -338,31 +316,23 @@ func (d *Daemon) nativeRecovered(ctx context.Context, st *state) {
 	l := st.native.loss
 	d.shutStandby(ctx, st)
 	d.endNative(st)
-	if !l.recorded {
-		if l.logged {
-			l.logNothing(st.nativeLog(ctx))
-		}
+	if !l.shown() {
+		d.endLoss(ctx, st, st.nativeLog(ctx), &l.answer, nil)
 		return
 	}
-	l.record.Attempts, l.record.Detail, l.record.Outcome = l.attempts+1, "", l.outcome()
+	l.record.Attempts = max(l.record.Attempts, l.attempts+1)
+	end := ended{tables: l.record.NativeNames(), outcome: l.outcome(), back: time.Now(), attempts: l.attempts + 1}
 	if l.replayed || l.unproved {
-		l.record.WrittenSeconds = l.written.Sub(l.record.Time).Seconds()
+		end.written = l.written
 		st.native.contention.countReplay(ctx, l.record, false, 0)
 	}
-	d.cfg.Metrics.ObserveRecovery(flushes.EndAbsence(&l.record, time.Now()), l.record.Standby)
-	d.countNativeReplay(l.record.Native, l.record.Outcome)
-	d.journal(ctx, st, &l.openRecord)
-	for id := range l.hit { // a flush took it while it waited for a decision
-		d.endWaiting(ctx, st, id, l.record.Outcome, "A native table is back and in force again")
+	for _, loss := range l.record.Native {
+		d.cfg.Metrics.ObserveNativeReplay(loss.Family, end.outcome)
 	}
-	flushes.LogBack(st.nativeLog(ctx), strings.Join(l.record.NativeNames(), ", "), l.record, l.attempts+1)
-}
-
-// takeDiff returns the lost content for the journal. It takes time, and so waits for the replay.
-func (l *nativeLoss) takeDiff() []api.TableDiff {
-	diff := flushes.NativeDiff(l.lost)
-	l.lost = nil
-	return diff
+	d.endLoss(ctx, st, st.nativeLog(ctx), &l.answer, &end)
+	for id := range l.hit { // a flush took it while it waited for a decision
+		d.endWaiting(ctx, st, id, end.outcome, "A native table is back and in force again")
+	}
 }
 
 // endNative closes the loss, because nothing is left to put back. It starts a sweep for written
@@ -392,13 +362,6 @@ func (l *nativeLoss) outcome() api.Outcome {
 		return reload.Partial
 	}
 	return reload.Proved
-}
-
-// countNativeReplay counts an ended replay in metrics, once for each of its tables.
-func (d *Daemon) countNativeReplay(tables []api.NativeLoss, outcome api.Outcome) {
-	for _, loss := range tables {
-		d.cfg.Metrics.ObserveNativeReplay(loss.Family, outcome)
-	}
 }
 
 // dismissNative accepts the present state of the tables that wait for a decision. It returns

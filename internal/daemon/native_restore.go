@@ -40,7 +40,7 @@ func (d *Daemon) restoreNative(ctx context.Context, st *state, dry bool) []api.N
 	}
 	var scratch *nativeLoss // write and proof need a loss; without a record it is dropped
 	defer func() {
-		if r.loss == scratch && scratch != nil && !scratch.recorded {
+		if r.loss == scratch && scratch != nil && !scratch.shown() {
 			r.loss = nil
 		}
 	}()
@@ -55,7 +55,7 @@ func (d *Daemon) restoreNative(ctx context.Context, st *state, dry bool) []api.N
 		plan, last = d.planNative(ctx, st, r.mayBeLost, true)
 		asked.take(plan)
 		if d.endBack(ctx, st, nil); r.loss == nil {
-			scratch = &nativeLoss{hit: map[tableid.TableID]bool{}}
+			scratch = &nativeLoss{answer: newAnswer(api.Flush{}, time.Now()), hit: map[tableid.TableID]bool{}}
 			r.loss = scratch
 		}
 		if last != nil || dry || len(plan.repairs) == 0 {
@@ -151,7 +151,7 @@ func (d *Daemon) endAsked(ctx context.Context, st *state, asked nativeAsked, wri
 // record yet.
 func (d *Daemon) leaveAsked(st *state, asked nativeAsked, dry bool) {
 	r, now := &st.native, time.Now()
-	if !dry && r.loss != nil && r.loss.recorded {
+	if !dry && r.loss != nil && r.loss.shown() {
 		r.loss.retry.At = now
 	}
 	for _, want := range slices.AppendSeq(slices.Clone(asked.left), maps.Values(asked.wanted)) {
@@ -186,6 +186,7 @@ func (d *Daemon) recordAsked(ctx context.Context, st *state, repairs []native.Re
 	}
 	if r.loss.record.ID == "" {
 		r.loss.record = d.newNativeRecord(st, r.tables[fresh[0].Want.ID])
+		r.loss.quiet() // a flush from now on has a record of its own
 	}
 	d.recordNative(ctx, st, fresh)
 }

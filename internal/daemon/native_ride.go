@@ -1,17 +1,13 @@
 package daemon
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"time"
 
 	"k8s.io/klog/v2"
 
-	"github.com/canaryd/canaryd/internal/api"
-	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/nativestore"
-	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -79,63 +75,27 @@ func (r *nativeRealm) mayRide(repairs []native.Repair) bool {
 	return len(repairs) > 0 && size <= rideMost
 }
 
-// concludeRide proves the native tables that rode. Then they join the flush record of iptables'
-// tables, unless they have a record already, or that record cannot show their outcome.
+// concludeRide records and proves the native tables that rode. Their loss ends then, unless more
+// is lost or the proof fails.
 func (d *Daemon) concludeRide(ctx context.Context, st *state, ride *nativeRide) {
 	if ride.at.IsZero() {
 		return
 	}
-	l, native := st.loss, st.native.loss
 	st.native.contention.limit.Spend(time.Now(), d.cpu()-ride.used)
 	d.noteLeft(ctx, st, ride.left)
 	d.wroteNative(st, ride.nativePlan, ride.at)
-	added, recorded := d.addNativeLosses(st, ride.repairs), native.recorded
-	err := d.proveNative(ctx, st, ride.seen.Genid, ride.repairs)
-	if err != nil || recorded || native.lacking || native.partial || l.record.Drill != "" {
-		if added > 0 {
-			d.announceNative(st.nativeLog(ctx), native.record, added, recorded)
-		}
-		native.recorded = true
-		switch {
-		case errors.Is(err, nativestore.ErrOwnerWrote), err == nil && st.native.moreLost():
-			native.retry.At = time.Now() // healNative continues, and ends the record
-		case err != nil:
-			d.nativeFailed(ctx, st, err)
-		default:
-			d.nativeRecovered(ctx, st)
-		}
-		return
+	d.recordNative(ctx, st, ride.repairs)
+	switch err := d.proveNative(ctx, st, ride.seen.Genid, ride.repairs); {
+	case errors.Is(err, nativestore.ErrOwnerWrote), err == nil && st.native.moreLost():
+		st.native.loss.retry.At = time.Now() // healNative continues, and ends the loss
+	case err != nil:
+		d.nativeFailed(ctx, st, err)
+	default:
+		d.nativeRecovered(ctx, st)
 	}
-	d.shutStandby(ctx, st)
-	d.endNative(st)
-	joinRecord(&l.record, native.record)
-	l.addDiff(native.takeUnkept()...)
-	d.announceNative(st.flushLog(ctx), l.record, added, l.counted)
-	d.countNativeReplay(native.record.Native, native.outcome())
-	l.counted, l.recovery.ridden = true, time.Now()
 }
 
 // moreLost reports whether a table is known to be lost that canaryd puts back.
 func (r *nativeRealm) moreLost() bool {
 	return anyOf(r.tables, func(t *nativeTable) bool { return t.lost() && t.finding.Remedy != native.NoRemedy })
-}
-
-// joinRecord puts the losses of native tables into the record of iptables' tables, because one
-// transaction has put both back.
-func joinRecord(to *api.Flush, from api.Flush) {
-	to.Native = append(to.Native, from.Native...)
-	to.Standby = to.Standby.Joined(from.Standby, from.Time.Sub(to.Time))
-	to.Older = cmp.Or(to.Older, from.Older)
-	to.Lost.Rules += from.Lost.Rules
-	to.Lost.Chains += from.Lost.Chains
-	to.Lost.Elements += from.Lost.Elements
-	if flushes.Graver(from.Kind, to.Kind) {
-		to.Kind = from.Kind
-	}
-	for _, c := range from.Culprits {
-		flushes.AddCulprit(to, c)
-	}
-	to.LastInForce, to.Stalled = pace.Earliest(to.LastInForce, from.LastInForce), to.Stalled || from.Stalled
-	to.CulpritsMissed = to.CulpritsMissed || from.CulpritsMissed
-	flushes.SettleCulprit(to)
 }

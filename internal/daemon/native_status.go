@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"cmp"
-	"slices"
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/nativestore"
@@ -53,12 +52,6 @@ func (d *Daemon) publishNative(st *state, s *api.Status) {
 	for _, w := range r.waitingRecords() {
 		s.LossSince = pace.Earliest(s.LossSince, w.Time)
 		s.Flushes = insertRecord(s.Flushes, w)
-	}
-	if l := r.loss; l != nil {
-		s.LossSince = pace.Earliest(s.LossSince, l.record.Time)
-		if l.recorded {
-			s.Flushes = slices.Insert(s.Flushes, 0, l.record)
-		}
 	}
 	if !r.known.IsZero() {
 		s.LastKnown = pace.Earliest(s.LastKnown, r.known)

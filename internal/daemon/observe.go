@@ -53,10 +53,9 @@ func (d *Daemon) observe(ctx context.Context, st *state) {
 	}
 	l := st.loss
 	st.loss = nil
-	if l.recorded {
+	if l.shown() {
 		st.observedSince = pace.Earliest(st.observedSince, l.record.Time)
-		l.record.Outcome = api.WaitingObserve
-		d.journal(ctx, st, &l.openRecord)
+		d.endLoss(ctx, st, st.flushLog(ctx), &l.answer, &ended{outcome: api.WaitingObserve})
 		return
 	}
 	d.backUnread(ctx, st, l)

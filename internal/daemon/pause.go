@@ -111,8 +111,8 @@ func (d *Daemon) Pause(ctx context.Context, r api.PauseRequest) (api.PauseReply,
 		st.pause = pause{until: time.Now().Add(length), since: time.Now(), by: shortened(r.By, mostName), why: shortened(r.Why, api.MostWhy)}
 		st.disk.marksChanged(time.Now())
 		reply.Until = st.pause.until
-		for _, o := range st.openRecords() { // their losses are recorded, and no longer tried
-			o.retry.At = time.Now()
+		for _, a := range st.answers() { // their losses are recorded, and no longer tried
+			a.retry.At = time.Now()
 		}
 		severity.Notices(klog.FromContext(ctx)).Info("Paused on request: canaryd records losses, but replays nothing",
 			"by", st.pause.by, "why", st.pause.why, "for", length, "until", reply.Until.UTC().Format(time.RFC3339), "wasPaused", reply.WasPaused)
@@ -139,10 +139,10 @@ func (d *Daemon) unpause(ctx context.Context, st *state, why string) {
 	st.pause = pause{}
 	st.disk.marksChanged(time.Now())
 	next := "nothing is lost"
-	for _, o := range st.openRecords() {
-		o.retry.At, next = time.Now(), "replaying what is lost"
-		if o.record.Outcome == api.WaitingPaused {
-			o.record.Outcome = api.Pending
+	for _, a := range st.answers() {
+		a.retry.At, next = time.Now(), "replaying what is lost"
+		if a.record.Outcome == api.WaitingPaused {
+			a.record.Outcome = api.Pending
 		}
 	}
 	severity.Notices(klog.FromContext(ctx)).Info(why, "next", next)
@@ -160,7 +160,7 @@ func (d *Daemon) recordPaused(ctx context.Context, st *state) {
 		d.take(st, tableFinding{id: id, source: lossesOnly, finding: h.Finding})
 	}
 	d.recordLosses(ctx, st, found)
-	if l := st.loss; !l.recorded { // its owner was faster
+	if l := st.loss; !l.shown() { // its owner was faster
 		st.loss = nil
 		d.backUnread(ctx, st, l)
 		d.endDrill(ctx, st, api.DrillVoid, "replays were paused, and another process undid the drill")
@@ -172,7 +172,7 @@ func (d *Daemon) recordPaused(ctx context.Context, st *state) {
 		st.looking.plan(time.Now().Add(d.cfg.PollInterval))
 		return
 	}
-	d.keepHeld(ctx, &st.loss.openRecord, api.WaitingPaused)
+	d.keepHeld(ctx, st.loss.openRecord, api.WaitingPaused)
 	st.loss.retry.At = st.pause.until
 }
 

@@ -67,11 +67,10 @@ func (d *Daemon) ownerCloses(t *nativeTable, now nativeLearned, chain string) (i
 // flushAround returns the ID of the flush that was under way, or had just ended, at that time;
 // "" if there was none. The report on a policy names it.
 func (st *state) flushAround(at time.Time) string {
-	if st.loss != nil && st.loss.record.Drill == "" {
-		return st.loss.record.ID
-	}
-	if l := st.native.loss; l != nil {
-		return l.record.ID
+	for _, o := range st.openRecords() {
+		if o.record.Drill == "" {
+			return o.record.ID
+		}
 	}
 	return st.journal.Around(at, policyAround)
 }

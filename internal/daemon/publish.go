@@ -74,12 +74,12 @@ func (d *Daemon) publish(st *state) {
 	s.LossSince = st.observedSince
 	d.publishMissing(st, &s)
 	st.decision.addTo(&s)
-	if st.loss != nil {
-		s.LossSince = pace.Earliest(s.LossSince, st.loss.record.Time)
-		if st.loss.recorded {
-			s.Flushes = slices.Insert(s.Flushes, 0, st.loss.record)
-		} else if st.loss.unread != nil {
-			s.Flushes = slices.Insert(s.Flushes, 0, st.loss.unread.record)
+	for _, o := range st.openRecords() {
+		s.LossSince = pace.Earliest(s.LossSince, o.record.Time)
+		if o.known() {
+			s.Flushes = slices.Insert(s.Flushes, 0, o.record)
+		} else if l := st.loss; l != nil && l.openRecord == o && l.unread != nil {
+			s.Flushes = slices.Insert(s.Flushes, 0, l.unread.record)
 		}
 	}
 	s.Failing = st.failing()

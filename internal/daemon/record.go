@@ -22,6 +22,7 @@ import (
 func (d *Daemon) recordLosses(ctx context.Context, st *state, found map[rules.TableID]flushes.Hit) {
 	l := st.loss
 	d.nameDrill(ctx, st, found)
+	before := l.record.Lost
 	fresh := flushes.Verdicts{}
 	q := culprit.Inquiry{}
 	p := st.purges.Current(time.Now())
@@ -43,9 +44,7 @@ func (d *Daemon) recordLosses(ctx context.Context, st *state, found map[rules.Ta
 			q = d.inquire(ctx)
 			q.Purge = p
 		}
-		if !l.recorded && len(fresh) == 0 {
-			l.record.Culprits, l.record.CulpritsMissed, l.record.CulpritsLikely = nil, false, false // only suspected
-		}
+		l.dropSuspects()
 		if l.record.Drill == "" {
 			var missed bool
 			h.By, missed = q.Answer(d.charge(st, id, h.Finding, h.Seen))
@@ -73,12 +72,11 @@ func (d *Daemon) recordLosses(ctx context.Context, st *state, found map[rules.Ta
 		l.record.Culprit, l.record.Culprits, l.record.Writers = api.Culprit{}, nil, nil
 		l.record.CulpritsMissed, l.record.CulpritsLikely = false, false
 	}
-	if !l.recorded {
+	if !l.resumed {
 		l.record.NoticedSeconds = l.noticed.Sub(l.record.Time).Seconds()
-		l.recorded = true
 	}
 	d.count(l, fresh)
-	d.logLost(ctx, st, fresh)
+	d.logLosses(ctx, st, fresh, before)
 }
 
 // count counts tables of a record. A record without a rule is not counted: the flush took marks
@@ -129,10 +127,11 @@ func (st *state) losses() flushes.Verdicts {
 	return lost
 }
 
-// logLost logs the exact losses of the tables that were added to the record (fresh).
-func (d *Daemon) logLost(ctx context.Context, st *state, fresh flushes.Verdicts) {
+// logLosses logs the exact losses of the tables that were added to the record (fresh), which had
+// the losses before.
+func (d *Daemon) logLosses(ctx context.Context, st *state, fresh flushes.Verdicts, before api.Lost) {
 	l, log := st.loss, st.flushLog(ctx)
-	lost := l.record.Lost
+	lost := l.record.Lost.Since(before)
 	what, level := "Rules were lost", severity.Warnings
 	switch {
 	case l.record.Drill == api.DrillCanary:
@@ -140,8 +139,7 @@ func (d *Daemon) logLost(ctx context.Context, st *state, fresh flushes.Verdicts)
 	case lost.Rules+lost.Chains+lost.Jumps == 0 && l.record.Kind != canary.Drifted:
 		what = "Marks of canaryd were lost, and no protected rule of iptables' tables"
 	}
-	level(log).Info(what, "flush", l.record.ID, "tables", fresh.Text(),
-		"rules", lost.Rules, "chains", lost.Chains, "jumps", lost.Jumps, "by", flushes.CulpritsText(l.record))
+	l.logLost(level(log), what, fresh.Text(), lost)
 	if lost.Unprotected > 0 {
 		severity.Warnings(log).Info("Rules that --protect does not name were lost, too; their owners have to put them back", "flush", l.record.ID, "rules", lost.Unprotected)
 	}
@@ -163,11 +161,9 @@ func (d *Daemon) logLost(ctx context.Context, st *state, fresh flushes.Verdicts)
 	}
 }
 
-// logRecovery logs how a loss ended.
-func (d *Daemon) logRecovery(ctx context.Context, st *state, l *loss, result reload.Result) {
+// logDetours logs, at the end of a loss, the parts that went another way than expected.
+func (d *Daemon) logDetours(ctx context.Context, st *state, l *loss, result reload.Result) {
 	log := st.flushLog(ctx)
-	tables := append([]string{l.hit.Text()}, l.record.NativeNames()...) // native tables of the same transaction
-	flushes.LogBack(log, strings.Join(tables, ", "), l.record, l.attempts+1)
 	for id, tr := range flushes.TablesOf(result) {
 		if n := len(tr.Skipped); n > 0 {
 			severity.Notices(log).Info("Chains were left as their owner had written them meanwhile", "flush", l.record.ID,

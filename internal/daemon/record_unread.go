@@ -24,7 +24,7 @@ type unreadLoss struct {
 // held, or a try has failed. A drill's loss gets none.
 func (d *Daemon) showUnread(st *state) {
 	l := st.loss
-	if l.recorded || st.drills.Under != nil {
+	if l.shown() || st.drills.Under != nil {
 		return
 	}
 	hit := st.losses()
@@ -61,8 +61,8 @@ func (d *Daemon) showUnread(st *state) {
 // --settle that may have been one command of the owner's after the other, and no flush. If a replay
 // had failed before, the record stays, and is counted.
 func (d *Daemon) backUnread(ctx context.Context, st *state, l *loss) {
-	if l.unread == nil || len(l.unread.hit) == 0 || l.attempts == 0 {
-		l.logNothing(st.flushLog(ctx))
+	if l.unread == nil || len(l.unread.hit) == 0 || l.attempts == 0 || len(l.record.Native) > 0 {
+		d.endLoss(ctx, st, st.flushLog(ctx), &l.answer, nil)
 		return
 	}
 	l.record = l.unread.record
@@ -71,7 +71,7 @@ func (d *Daemon) backUnread(ctx context.Context, st *state, l *loss) {
 	l.record.AbsentAtMost = true // no read saw the moment
 	d.cfg.Metrics.ObserveFlush(l.record.Time, l.unread.hit.Public())
 	d.cfg.Metrics.ObserveRecovery(absent, l.record.Standby)
-	d.journal(ctx, st, &l.openRecord)
+	d.journal(ctx, st, l.openRecord)
 	flushes.LogBack(severity.Notices(st.flushLog(ctx)), l.unread.hit.Text(), l.record, l.record.Attempts)
 }
 

@@ -159,13 +159,15 @@ func (d *Daemon) settle(ctx context.Context, st *state) func(context.Context, re
 	}
 }
 
-// nameCulprit blames the flusher once for each loss, when the wait for it is over. A commit
-// takes effect a moment before the kernel's message names its author.
+// nameCulprit blames the flusher once for each loss, when the wait for it is over: later losses
+// are of another flush. A commit takes effect a moment before the kernel's message names its
+// author.
 func (d *Daemon) nameCulprit(ctx context.Context, st *state) {
-	if l := st.loss; !l.blamed {
-		l.blamed = true
+	l := st.loss
+	if l.quiet(); !l.blamed && !l.known() {
 		d.blame(ctx, st, l)
 	}
+	l.blamed = true
 }
 
 // settleNative waits until no process committed for --settle, for ten times that at most. After
@@ -177,6 +179,11 @@ func (d *Daemon) settleNative(ctx context.Context, st *state) (iptablesLost bool
 	if err != nil || quiet.IsZero() {
 		quiet = time.Now()
 	}
+	defer func() {
+		if !iptablesLost {
+			st.native.loss.quiet()
+		}
+	}()
 	end := time.Now().Add(min(10*d.cfg.Settle, MostSettle))
 	for time.Since(quiet) < d.cfg.Settle && time.Now().Before(end) && ctx.Err() == nil {
 		time.Sleep(min(time.Millisecond, d.cfg.Settle))

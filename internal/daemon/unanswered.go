@@ -7,6 +7,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/flushes"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
@@ -23,12 +24,13 @@ func (d *Daemon) keepUnanswered(st *state, r api.Flush) {
 }
 
 // takeUnanswered removes the newest unanswered record for which has is true, because it has all
-// lost tables. It returns it as a record of this run; false: there is none. The rules may have
-// been back while no canaryd ran, so only the longest possible absence is known.
-func (st *state) takeUnanswered(has func(api.Flush) bool) (api.Flush, bool) {
+// lost tables. It returns it as an open record of this run; nil: there is none. The rules may have
+// been back while no canaryd ran, so only the longest possible absence is known. The last run has
+// counted the losses.
+func (st *state) takeUnanswered(has func(api.Flush) bool) *openRecord {
 	i := slices.IndexFunc(st.unanswered, has)
 	if i < 0 {
-		return api.Flush{}, false
+		return nil
 	}
 	r := st.unanswered[i]
 	st.unanswered = slices.Delete(st.unanswered, i, i+1)
@@ -37,18 +39,18 @@ func (st *state) takeUnanswered(has func(api.Flush) bool) (api.Flush, bool) {
 	if r.LastInForce.IsZero() {
 		r.LastInForce = r.Time
 	}
-	return r, true
+	return &openRecord{record: r, resumed: true, counted: true, room: flushes.DiffRoom()}
 }
 
-// resumeRecord continues an unanswered record for a loss that is as old as this run. An earlier
-// run has counted the losses of that record.
+// resumeRecord continues an unanswered record for a loss that is as old as this run. If the record
+// has native tables, too, it stays open until these are read.
 func (st *state) resumeRecord() {
 	l := st.loss
-	if l.record.LastInForce.IsZero() || l.record.Stalled || l.recorded || l.record.Drill != "" {
+	if l.record.LastInForce.IsZero() || l.record.Stalled || l.known() || l.record.Drill != "" {
 		return
 	}
 	lost := st.losses()
-	record, ok := st.takeUnanswered(func(r api.Flush) bool {
+	o := st.takeUnanswered(func(r api.Flush) bool {
 		hit := flushes.Recorded(r)
 		for id := range lost {
 			if hit[id] == "" {
@@ -57,11 +59,15 @@ func (st *state) resumeRecord() {
 		}
 		return len(hit) > 0
 	})
-	if !ok {
+	if o == nil {
 		return
 	}
-	l.record, l.hit = record, flushes.Recorded(record)
-	l.recorded, l.counted, l.blamed = true, true, true
+	o.noticed = l.noticed
+	l.openRecord, l.hit, l.blamed = o, flushes.Recorded(o.record), true
+	if r := &st.native; len(o.record.Native) > 0 && !r.begun && !r.asleep && r.loss == nil { // a read shows whether these are lost
+		r.loss = r.resumed(o)
+		r.loss.logged = true // the line about this record is of both
+	}
 }
 
 // unansweredNative is resumeRecord for a native table that the first read finds lost. It
@@ -70,23 +76,31 @@ func (d *Daemon) unansweredNative(st *state, id tableid.TableID) *nativeLoss {
 	if st.native.begun {
 		return nil
 	}
-	record, ok := st.takeUnanswered(func(r api.Flush) bool {
-		return len(r.Lost.Tables) == 0 && slices.ContainsFunc(r.Native, func(l api.NativeLoss) bool { return l.Table == id.NFT() })
-	})
-	if !ok {
+	o := st.takeUnanswered(func(r api.Flush) bool { return recordedNative(r, id) })
+	if o == nil {
 		return nil
 	}
-	l := &nativeLoss{openRecord: openRecord{record: record, recorded: true}, hit: map[tableid.TableID]bool{}}
-	for known := range st.native.tables {
-		l.hit[known] = slices.ContainsFunc(record.Native, func(lost api.NativeLoss) bool { return lost.Table == known.NFT() })
+	return st.native.resumed(o)
+}
+
+// resumed returns the loss of native tables that a record of the last run has.
+func (r *nativeRealm) resumed(o *openRecord) *nativeLoss {
+	l := &nativeLoss{answer: answer{openRecord: o, retry: pace.Retry{At: time.Now()}}, hit: map[tableid.TableID]bool{}, intact: r.known}
+	for id := range r.tables {
+		l.hit[id] = recordedNative(o.record, id)
 	}
 	return l
+}
+
+// recordedNative reports whether a record has the loss of a native table.
+func recordedNative(r api.Flush, id tableid.TableID) bool {
+	return slices.ContainsFunc(r.Native, func(l api.NativeLoss) bool { return l.Table == id.NFT() })
 }
 
 // closeUnanswered closes the unanswered records that no loss continues as interrupted, once
 // everything was read. The loop calls it after each step.
 func (d *Daemon) closeUnanswered(ctx context.Context, st *state) {
-	if len(st.unanswered) == 0 || len(st.openRecords()) > 0 || lastKnown(st).IsZero() || d.guardsNative() && !st.native.begun {
+	if len(st.unanswered) == 0 || len(st.answers()) > 0 || lastKnown(st).IsZero() || d.guardsNative() && !st.native.begun {
 		return
 	}
 	for _, r := range st.unanswered {

@@ -101,16 +101,15 @@ func (w *DiffWriter) full() bool { return w.Room.Lines <= 0 || w.Room.Bytes <= 0
 // lost; nil means that no table existed.
 type LostTable struct{ Want, Now *native.Table }
 
-// NativeDiff describes the lost content of tables, and the content in its place, as long as
-// there is room. It is called when the tables are back.
-func NativeDiff(lost []LostTable) (all []api.TableDiff) {
-	left := DiffRoom()
+// NativeDiff describes the lost content of tables, and the content in its place, as long as there
+// is room in left, which it reduces. It is called when the tables are back.
+func NativeDiff(lost []LostTable, left *Room) (all []api.TableDiff) {
 	for _, l := range lost {
-		w := NewNativeDiffWriter(l.Want.ID, left)
+		w := NewNativeDiffWriter(l.Want.ID, *left)
 		gone, instead := native.Difference(l.Want, l.Now)
 		w.Lines("-", gone)
 		w.Lines("+", instead)
-		left = w.Room
+		*left = w.Room
 		all = append(all, w.Diff)
 	}
 	return all

@@ -10,6 +10,7 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -100,7 +101,8 @@ func (v Verdicts) Text() string { return api.TablesText(v.Public()) }
 
 // gravity orders the kinds of loss; a record gets the gravest.
 var gravity = []canary.Verdict{
-	canary.Drifted, canary.JumpsMissing, canary.Emptied, canary.Replaced, canary.ChainDeleted, canary.TableDeleted,
+	canary.Drifted, canary.JumpsMissing, canary.Verdict(native.Disabled), canary.Emptied, canary.Verdict(native.Unattributed),
+	canary.Replaced, canary.ChainDeleted, canary.TableDeleted,
 }
 
 // Graver reports whether a kind of loss is graver than another one.

@@ -51,6 +51,18 @@ func AddLoss(r *api.Flush, id rules.TableID, h Hit) {
 	r.Policies = append(r.Policies, h.Policies...)
 }
 
+// AddNativeLoss adds one native table's loss to the record: to the sums and the list of tables. The
+// gravest verdict becomes the record's kind.
+func AddNativeLoss(r *api.Flush, loss api.NativeLoss) {
+	r.Native = append(r.Native, loss)
+	r.Lost.Chains += loss.Chains
+	r.Lost.Rules += loss.Rules
+	r.Lost.Elements += loss.Elements
+	if Graver(loss.Kind, r.Kind) {
+		r.Kind = loss.Kind
+	}
+}
+
 // AddMore adds rules that a purge removed from a table after a first replay, which already has
 // a row in the record. The record stays one flush.
 func AddMore(r *api.Flush, id rules.TableID, h Hit) {
