@@ -65,29 +65,27 @@ func (d *Daemon) cpu() time.Duration {
 }
 
 // limited reports whether a replay would follow too soon after many others, and then puts the
-// loss's next try off. The caller heals nothing then, and begins a contention if there is none.
-func (c *contention) limited(retry *pace.Retry) bool {
+// loss's next try off. If something undid a replay (undone), and not perhaps the owner alone, that
+// begins a contention with the accused.
+func (c *contention) limited(ctx context.Context, retry *pace.Retry, undone bool, accused func() api.Flush) bool {
 	now := time.Now()
 	wait := c.limit.Wait(now)
-	if wait > 0 {
-		retry.At = now.Add(wait)
-	}
-	return wait > 0
-}
-
-// limited reports whether heal has to do nothing yet, because replays are limited. The first
-// time that begins a contention.
-func (d *Daemon) limited(ctx context.Context, st *state) bool {
-	if !st.contention.limited(&st.loss.retry) {
+	if wait <= 0 {
 		return false
 	}
-	if st.contention.since.IsZero() {
-		l := *st.loss // the replay blames again, with the commits until then
-		l.openRecord = &openRecord{record: l.record}
-		d.blame(ctx, st, &l)
-		st.contention.start(ctx, l.record)
+	if retry.At = now.Add(wait); undone && c.since.IsZero() {
+		c.start(ctx, accused())
 	}
 	return true
+}
+
+// blamedNow returns the record of the open loss with the processes that may have caused it, for the
+// log. The replay blames again, with the commits until then.
+func (d *Daemon) blamedNow(ctx context.Context, st *state) api.Flush {
+	l := *st.loss
+	l.openRecord = &openRecord{record: l.record}
+	d.blame(ctx, st, &l)
+	return l.record
 }
 
 // start begins a contention with the loss that shows it: its record names the process that

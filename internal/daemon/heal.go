@@ -22,7 +22,7 @@ import (
 func (d *Daemon) heal(ctx context.Context, st *state) {
 	ctx, done := finishing(ctx)
 	defer done()
-	if st.heals() && d.limited(ctx, st) {
+	if st.heals() && st.contention.limited(ctx, &st.loss.retry, true, func() api.Flush { return d.blamedNow(ctx, st) }) {
 		return
 	}
 	used := d.cpu()

@@ -94,17 +94,9 @@ func (r *nativeRealm) losses() string {
 	return strings.Join(list, ", ")
 }
 
-// nativeLimited reports whether healNative has to stop, because replays are limited. If something
-// undid a replay (undone), and not perhaps the owner alone, that begins a contention.
+// nativeLimited reports whether healNative has to stop, because replays are limited; see limited.
 func (d *Daemon) nativeLimited(ctx context.Context, st *state, undone bool) bool {
-	c := &st.native.contention
-	if !c.limited(&st.native.loss.retry) {
-		return false
-	}
-	if undone && c.since.IsZero() {
-		c.start(ctx, d.accused(st))
-	}
-	return true
+	return st.native.contention.limited(ctx, &st.native.loss.retry, undone, func() api.Flush { return d.accused(st) })
 }
 
 // accused returns the open record with the processes that took its tables, for the log. Its own

@@ -19,11 +19,50 @@ const MostSettle = 30 * time.Second
 // flush is not worth a replay. So the wait lasts until no process wrote for --settle. It ends
 // after ten times --settle, or MostSettle.
 type lull struct {
+	quiet time.Time // since when no process has written
+	end   time.Time
+	// wrote reports whether a process other than canaryd wrote since it was called last. It
+	// opens gates of lost tables meanwhile.
+	wrote func() bool
+}
+
+// newLull returns a wait that begins now; quiet is when a process wrote last.
+func (d *Daemon) newLull(quiet time.Time) *lull {
+	return &lull{quiet: quiet, end: time.Now().Add(min(10*d.cfg.Settle, MostSettle))}
+}
+
+// await waits until no process wrote for so long (long), or the lull is over. With brief it
+// returns true as soon as a process writes: a plan that was made meanwhile is void.
+func (l *lull) await(ctx context.Context, long time.Duration, brief bool) bool {
+	const look = time.Millisecond // to read the stamps takes 3 to 24 µs
+	for time.Since(l.quiet) < long && time.Now().Before(l.end) {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(min(look, long)):
+		}
+		if l.moved() && brief {
+			return true
+		}
+	}
+	return false
+}
+
+// moved reports whether a process wrote: the quiet then begins again.
+func (l *lull) moved() bool {
+	wrote := l.wrote()
+	if wrote {
+		l.quiet = time.Now()
+	}
+	return wrote
+}
+
+// An iptablesLull waits for the flusher of iptables' tables.
+type iptablesLull struct {
+	*lull
 	stamps map[rules.Family]iptables.Stamp // as they were seen last
 	native uint32                          // the genid at which native tables were looked at last
-	quiet  time.Time                       // since when they are unchanged
-	end    time.Time
-	wordBy time.Time // until when to wait for the notification of a commit that the stamps show; zero: no more
+	wordBy time.Time                       // until when to wait for the notification of a commit that the stamps show; zero: no more
 }
 
 // wordMost is how long the kernel may take to notify of a commit that packets have felt: 0.3 s
@@ -34,9 +73,9 @@ const wordMost = 500 * time.Millisecond
 // beginLull begins the wait for the flusher: it takes the stamps, reads restored tables, and
 // opens gates of the standby. If the flusher's commit is still under way, the quiet begins
 // after it.
-func (d *Daemon) beginLull(ctx context.Context, st *state) *lull {
-	l := &lull{stamps: d.stamps(ctx, st), quiet: time.Now()}
-	l.end = l.quiet.Add(min(10*d.cfg.Settle, MostSettle))
+func (d *Daemon) beginLull(ctx context.Context, st *state) *iptablesLull {
+	l := &iptablesLull{lull: d.newLull(time.Now()), stamps: d.stamps(ctx, st)}
+	l.wrote = func() bool { return d.wrote(ctx, st, l) }
 	if st.loss.early {
 		l.wordBy, st.loss.early = l.quiet.Add(wordMost), false
 	}
@@ -48,7 +87,7 @@ func (d *Daemon) beginLull(ctx context.Context, st *state) *lull {
 
 // awaitWord lets the quiet begin only when the kernel has notified of the commit that the
 // stamps show, or after wordBy. In the middle of a commit the flusher still writes.
-func (d *Daemon) awaitWord(l *lull) {
+func (d *Daemon) awaitWord(l *iptablesLull) {
 	if l.wordBy.IsZero() {
 		return
 	}
@@ -77,32 +116,15 @@ func (d *Daemon) stamps(ctx context.Context, st *state) map[rules.Family]iptable
 
 // wrote reports whether a process other than canaryd wrote since wrote was called last.
 // Meanwhile it reads tables that a file replaced, and opens gates of lost tables.
-func (d *Daemon) wrote(ctx context.Context, st *state, l *lull) bool {
+func (d *Daemon) wrote(ctx context.Context, st *state, l *iptablesLull) bool {
 	now := d.stamps(ctx, st)
 	commits := d.followRestored(ctx, st, l.stamps, now) + d.openNativeMeanwhile(ctx, st, &l.native)
 	if maps.Equal(now, l.stamps) {
 		d.awaitWord(l)
 		return false
 	}
-	l.stamps, l.quiet = d.passOwn(ctx, st, now, commits), time.Now()
+	l.stamps = d.passOwn(ctx, st, now, commits)
 	return true
-}
-
-// awaitQuiet waits until no process wrote for so long (long), or the lull is over. With brief
-// it returns true as soon as a process writes: a plan that was made meanwhile is void.
-func (d *Daemon) awaitQuiet(ctx context.Context, st *state, l *lull, long time.Duration, brief bool) bool {
-	const look = time.Millisecond // to read the stamps takes 3 to 24 µs
-	for time.Since(l.quiet) < long && time.Now().Before(l.end) {
-		select {
-		case <-ctx.Done():
-			return false
-		case <-time.After(min(look, d.cfg.Settle)):
-		}
-		if d.wrote(ctx, st, l) && brief {
-			return true
-		}
-	}
-	return false
 }
 
 const (
@@ -141,17 +163,16 @@ func (d *Daemon) settle(ctx context.Context, st *state) func(context.Context, re
 	}
 	l := d.beginLull(ctx, st)
 	if !d.plansAhead(st) {
-		d.awaitQuiet(ctx, st, l, d.cfg.Settle, false)
+		l.await(ctx, d.cfg.Settle, false)
 		d.nameCulprit(ctx, st)
 		return nil
 	}
-	d.awaitQuiet(ctx, st, l, d.cfg.Settle/aheadAfter, false)
+	l.await(ctx, d.cfg.Settle/aheadAfter, false)
 	return func(ctx context.Context, memory reload.Memory) (reload.Memory, bool) {
 		st.loss.memory = memory
-		again := time.Now().Before(l.end) &&
-			(d.wrote(ctx, st, l) || d.awaitQuiet(ctx, st, l, d.cfg.Settle, true))
+		again := time.Now().Before(l.end) && (l.moved() || l.await(ctx, d.cfg.Settle, true))
 		if again {
-			d.awaitQuiet(ctx, st, l, d.cfg.Settle/aheadAfter, false)
+			l.await(ctx, d.cfg.Settle/aheadAfter, false)
 		} else {
 			d.nameCulprit(ctx, st)
 		}
@@ -175,28 +196,27 @@ func (d *Daemon) nameCulprit(ctx context.Context, st *state) {
 // iptables' rules, too, and the standby may have to be opened for them.
 func (d *Daemon) settleNative(ctx context.Context, st *state) (iptablesLost bool) {
 	genid, err := d.hearNow(ctx, st) // the read that follows meets the same error
-	quiet := st.native.wrote
-	if err != nil || quiet.IsZero() {
-		quiet = time.Now()
+	l := d.newLull(st.native.wrote)
+	if err != nil || l.quiet.IsZero() {
+		l.quiet = time.Now()
 	}
-	defer func() {
-		if !iptablesLost {
-			st.native.loss.quiet()
+	l.wrote = func() bool {
+		now, err := d.cfg.Native.Kernel.Genid()
+		if err != nil || now == genid {
+			return false
 		}
-	}()
-	end := time.Now().Add(min(10*d.cfg.Settle, MostSettle))
-	for time.Since(quiet) < d.cfg.Settle && time.Now().Before(end) && ctx.Err() == nil {
-		time.Sleep(min(time.Millisecond, d.cfg.Settle))
-		if now, err := d.cfg.Native.Kernel.Genid(); err == nil && now != genid {
-			quiet = time.Now()
-			if st.mayOpenAny(false) && d.iptablesFirst(ctx, st) {
-				return true
-			}
-			own := d.openNativeMeanwhile(ctx, st, &genid)
-			for genid = now; own > 0; own-- {
-				genid = nft.Following(genid)
-			}
+		if iptablesLost = st.mayOpenAny(false) && d.iptablesFirst(ctx, st); iptablesLost {
+			l.end = time.Time{}
+			return true
 		}
+		own := d.openNativeMeanwhile(ctx, st, &genid)
+		for genid = now; own > 0; own-- {
+			genid = nft.Following(genid)
+		}
+		return true
 	}
-	return false
+	if l.await(ctx, d.cfg.Settle, false); !iptablesLost {
+		st.native.loss.quiet()
+	}
+	return iptablesLost
 }
