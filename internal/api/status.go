@@ -224,8 +224,9 @@ const Dismissed Outcome = "dismissed"
 // The rules stay deleted.
 const OwnersDecision Outcome = "owner's decision"
 
-// Interrupted is the outcome of a flush of an earlier run that ended before a replay. If the
-// next run finds the same tables lost in the same boot, the record continues instead.
+// Interrupted is the outcome of a flush of an earlier run that ended before a replay, or before a
+// cleanup. If the next run finds the same tables lost in the same boot, the record continues
+// instead; but not after a cleanup.
 const Interrupted Outcome = "interrupted"
 
 // MarshalJSON writes an empty list or object where the contract has one, and never null.

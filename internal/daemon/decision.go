@@ -86,7 +86,7 @@ func (d *Daemon) logAwaiting(ctx context.Context, w *decision) {
 	if !w.record.LastInForce.IsZero() {
 		log = log.WithValues("lastInForce", w.record.LastInForce.UTC().Format(time.RFC3339))
 	}
-	log.Error(errors.New(w.reason), "Rules were lost while canaryd did not run; they are not put back unasked, and a decision is needed",
+	log.Error(errors.New(w.reason), awaitDecision,
 		"flush", w.record.ID, "tables", w.waiting.Text(), "rules", lost.Rules, "chains", lost.Chains, "jumps", lost.Jumps,
 		"generation", w.id, "bringThemBack", p.Restore, "acceptTheLoss", p.Dismiss)
 }
@@ -113,21 +113,18 @@ func (d *Daemon) endDecision(ctx context.Context, st *state, outcome api.Outcome
 	st.decision = nil
 	st.generation.edition++
 	st.disk.saveSoon(now)
-	what := "An operator has accepted that these rules are lost"
 	w.record.Outcome, w.record.Detail = outcome, ""
-	if outcome != api.Dismissed {
-		what = "The rules that were lost while canaryd did not run are back"
-	}
 	if outcome != api.Dismissed && !w.record.LastInForce.IsZero() {
 		d.cfg.Metrics.ObserveRecovery(flushes.EndAbsence(&w.record, now), nil)
 	}
 	st.journal.Rewrite(w.record)
 	d.write(ctx, w.record, nil)
-	log := klog.FromContext(ctx)
-	if w.record.AbsentAtMost {
-		log = log.WithValues(flushes.AbsentKey(w.record), api.Seconds(w.record.AbsentSeconds).Round(time.Millisecond))
+	log, tables := klog.FromContext(ctx).WithValues("generation", w.id), flushes.Recorded(w.record).Text()
+	if outcome == api.Dismissed {
+		severity.Notices(log).Info(lossAccepted, "flush", w.record.ID, "tables", tables)
+	} else {
+		flushes.LogBack(log, tables, w.record, outcome != reload.Skipped, w.record.Attempts)
 	}
-	severity.Notices(log).Info(what, "flush", w.record.ID, "generation", w.id, "tables", flushes.Recorded(w.record).Text(), "outcome", outcome)
 	// If the present marks are not on disk yet, the marks there are older, and no evidence any
 	// more.
 	forget := d.cfg.Store.ForgetPending

@@ -54,7 +54,7 @@ func (d *Daemon) examine(ctx context.Context, st *state) {
 			d.examineFamily(ctx, st, f, fs)
 		}
 	}
-	d.resumeLearning(ctx, st, reload.Skipped, "The owners have put their rules back")
+	d.resumeLearning(ctx, st, reload.Skipped, false)
 }
 
 // examineFamily reads one family and takes the result into the state: decisions, marks, losses,

@@ -246,6 +246,8 @@ func (d *Daemon) recovered(ctx context.Context, st *state, result reload.Result)
 	}
 	if l.record.Drill == api.DrillCanary && end.outcome.Done() {
 		end.outcome = api.Drilled
+	} else if end.outcome.Done() && l.ownersWrote() {
+		end.outcome = reload.Skipped
 	}
 	for _, fr := range result {
 		if fr.Err != nil { // rules that had to be left out

@@ -81,7 +81,7 @@ func (r *rig) wantAwaiting(generation string) {
 	if n := r.metrics("awaiting_decision", "loss_since"); len(n) != 2 {
 		r.t.Errorf("metrics: %v", n)
 	}
-	r.wantLog("Rules were lost while canaryd did not run")
+	r.wantLog(awaitDecision)
 	r.wantLog("canaryd restore --generation " + generation)
 	if page := pageOf(r.t, s); !strings.Contains(page, `class="verdict lost"`) || !strings.Contains(page, "canaryd restore --generation "+generation) {
 		r.t.Errorf("the page says\n%s", page)

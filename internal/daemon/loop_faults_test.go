@@ -205,7 +205,7 @@ func TestTheOwnerIsFasterThanTheLock(t *testing.T) {
 					}
 				}, "flush_events", "flushes", "rules_absent_seconds", "loss_since")
 				wantMoved(t, moved, series{"flush_events_total": 1, "flushes_total{family=ipv4,kind=emptied,table=nat}": 1, "rules_absent_seconds": 1})
-				r.wantLog("The rules are back: their owner was faster")
+				r.wantLog("The rules are back: their owner wrote them")
 			})
 		})
 	}

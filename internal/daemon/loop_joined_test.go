@@ -86,7 +86,7 @@ func TestARecordDoesNotGoOnInAnotherFlush(t *testing.T) {
 	}{
 		{"its owner put it back", func(r *rig, before map[rules.Family]rules.Ruleset) {
 			r.write(rules.Nat, sectionOf(before[rules.IPv4][rules.Nat])...)
-		}, []api.Outcome{reload.Proved}}, // canaryd finds its marks lost, and proves that no rule is missing
+		}, []api.Outcome{reload.Skipped}}, // canaryd finds its marks lost, and no rule
 		{"another table is lost", func(r *rig, before map[rules.Family]rules.Ruleset) {
 			r.write(rules.Nat, sectionOf(before[rules.IPv4][rules.Nat])...)
 			must(r.t, r.fake.Flush(rules.IPv6, rules.Nat, ""))

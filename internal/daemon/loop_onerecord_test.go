@@ -179,3 +179,30 @@ func TestARecordOfBothGoesOnOverARestart(t *testing.T) {
 		})
 	}
 }
+
+// TestOneFlushWhileNoCanarydRuns: a flush of both kinds of table that the start finds has one
+// record, with a bound of the absence.
+func TestOneFlushWhileNoCanarydRuns(t *testing.T) {
+	dir, natives, records := t.TempDir(), t.TempDir(), t.TempDir()
+	next := func() setup {
+		return setup{store: openStore(t, dir, identity(iptables.NFT)), nativeStore: nativestore.New(natives, nativestore.Identity{}), journal: records}
+	}
+	nativeNode(t, next(), func(t *testing.T, first *rig, k *fakeNative) {
+		first.after(10 * time.Second)
+		before := first.tables()
+		first.stop()
+		k.missing(func() { first.flushBoth(k) })
+		time.Sleep(30 * time.Second)
+		s := next()
+		s.guarded = k
+		r := run(t, first.fake, s)
+		r.after(2 * pace.LastTry)
+		r.wantTables(before, nil)
+		r.wantReady()
+		k.wantNative(t, tableOf(proxyTable, "a", "b"))
+		r.wantKinds(flushKinds{6, 2, reload.Proved})
+		if f := r.d.Status().Flushes[0]; !f.AbsentAtMost || f.AbsentSeconds < 30 {
+			t.Errorf("the record is %+v", f)
+		}
+	})
+}

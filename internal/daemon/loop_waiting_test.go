@@ -30,7 +30,7 @@ func (r *rig) wantWaiting(outcome api.Outcome, since time.Time) {
 // the rules, or an operator requests a restore. In the second case canaryd does not credit the
 // owner.
 func TestObserveWaits(t *testing.T) {
-	const owners, request = "The owners have put their rules back", "The rules are back: they were restored on request"
+	const owners, request = "The rules are back: their owner wrote them", "The rules are back: they were restored on request"
 	for _, test := range []struct {
 		name       string
 		end        func(r *rig)

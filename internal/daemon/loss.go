@@ -37,6 +37,13 @@ type loss struct {
 	recovery     recovery                    // tables that the tries have put back so far
 }
 
+// ownersWrote reports whether the rules that the record has were back before each try of a replay,
+// which then wrote marks only: their owners were faster.
+func (l *loss) ownersWrote() bool {
+	lost := slices.ContainsFunc(l.record.Lost.Tables, func(t api.TableLoss) bool { return t.Rules+t.Chains+t.Jumps > 0 })
+	return lost && !l.recovery.rules
+}
+
 // shown reports whether a read has shown the loss: then the record and the log have it.
 func (l *loss) shown() bool { return len(l.hit) > 0 }
 
@@ -133,6 +140,7 @@ func (l *loss) remember(f rules.Family, examined map[rules.TableName]reload.Exam
 type recovery struct {
 	back     map[rules.TableID]time.Time // since when tables that were hit are intact
 	replayed bool                        // a table was written and proved
+	rules    bool                        // rules that a read showed to be missing were among that
 	raced    bool                        // and another process wrote meanwhile
 }
 
@@ -149,6 +157,7 @@ func (r *recovery) afterTry(hit flushes.Verdicts, result reload.Result) {
 			r.back = tableid.With(r.back, id, result[id.Family].Done)
 		}
 		r.replayed = r.replayed || tr.Proved
+		r.rules = r.rules || tr.Proved && tr.Lost.Rules+len(tr.Lost.Chains)+len(tr.Lost.Jumps) > 0
 	}
 	for _, fr := range result {
 		r.raced = r.raced || fr.Outcome == reload.Raced

@@ -19,6 +19,7 @@ import (
 	"github.com/canaryd/canaryd/internal/sorting"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
@@ -363,6 +364,12 @@ func (d *Daemon) nativeFailed(ctx context.Context, st *state, err error) {
 	l := st.native.loss
 	if l.fail(err); errors.Is(err, nft.ErrStale) || errors.Is(err, nft.ErrInterrupted) {
 		l.retry.In(pace.FirstTry, time.Now())
+	}
+	l.record.Attempts = max(l.record.Attempts, l.attempts)
+	for id := range l.hit {
+		if t := st.native.tables[id]; t != nil && t.lost() {
+			d.cfg.Metrics.ObserveNativeReplay(id.Family.NFT(), reload.Failed)
+		}
 	}
 	d.keepOpen(ctx, l.openRecord)
 	l.logRetry(st.nativeLog(ctx), err, l.shown(), strings.Join(l.record.NativeNames(), ", "))

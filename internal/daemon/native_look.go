@@ -123,7 +123,7 @@ func (d *Daemon) readNative(ctx context.Context, st *state) {
 }
 
 // readNativeToo reads native tables before a loss of iptables' tables ends, if the same flush may
-// have taken parts of them: its record then has both.
+// have taken parts of them, or while no canaryd ran: its record then has both.
 func (d *Daemon) readNativeToo(ctx context.Context, st *state) {
 	r := &st.native
 	if !d.guardsNative() || r.asleep || r.loss != nil || st.mode != api.Heal || st.drilling(time.Now()) {
@@ -131,7 +131,7 @@ func (d *Daemon) readNativeToo(ctx context.Context, st *state) {
 	}
 	d.lookNative(ctx, st)
 	flushed := func(t *nativeTable) bool { return t.urgent && st.loss.takes(t.dirty) }
-	if anyOf(r.tables, flushed) && pace.Due(r.readAt, time.Now()) {
+	if (!r.begun || anyOf(r.tables, flushed)) && pace.Due(r.readAt, time.Now()) {
 		d.readNative(ctx, st)
 	}
 }

@@ -267,22 +267,23 @@ func (d *Daemon) reportNative(ctx context.Context, st *state, id tableid.TableID
 	}
 	room := flushes.DiffRoom()
 	d.write(ctx, record, flushes.NativeDiff([]flushes.LostTable{{Want: t.want, Now: now}}, &room))
-	klog.FromContext(ctx).Error(errors.New(t.finding.Why), "A native table is lost and is not put back unasked; its owner has to write it again, or a decision is needed",
-		"flush", record.ID, "table", id.NFT(), "verdict", t.finding.Verdict, "by", flushes.CulpritsText(record), "bringItBack", restoreCommand, "acceptTheLoss", dismissCommand)
+	klog.FromContext(ctx).Error(errors.New(t.finding.Why), awaitDecision,
+		"flush", record.ID, "tables", id.NFT()+" "+string(t.finding.Verdict), "rules", record.Lost.Rules, "chains", record.Lost.Chains, "elements", record.Lost.Elements,
+		"by", flushes.CulpritsText(record), "bringThemBack", restoreCommand, "acceptTheLoss", dismissCommand)
 }
 
 // nativeBack notes that a table is as its owner wants it: its open losses are over. stands is
 // false if its owner has removed the table. If it was the last table of a loss, endBack ends
 // that loss, because a plan may still work on it.
 func (d *Daemon) nativeBack(ctx context.Context, st *state, id tableid.TableID, stands bool) {
-	r, outcome, what := &st.native, api.Outcome(reload.Skipped), "A native table is as its owner wants it"
+	r, outcome := &st.native, api.Outcome(reload.Skipped)
 	switch {
 	case r.tables[id].accept:
-		outcome, what = api.Dismissed, "An operator has accepted a native table as it is now"
+		outcome = api.Dismissed
 	case !stands:
-		outcome, what = api.OwnersDecision, "The owner of a native table has removed it; canaryd accepts that"
+		outcome = api.OwnersDecision
 	}
-	d.endWaiting(ctx, st, id, outcome, what)
+	d.endWaiting(ctx, st, id, outcome, false)
 	r.tables[id].finding = native.Finding{Verdict: native.Changed}
 	if st.nativeBackUnasked() {
 		r.loss.retry.At = time.Now()
@@ -331,7 +332,7 @@ func (d *Daemon) nativeRecovered(ctx context.Context, st *state) {
 	}
 	d.endLoss(ctx, st, st.nativeLog(ctx), &l.answer, &end)
 	for id := range l.hit { // a flush took it while it waited for a decision
-		d.endWaiting(ctx, st, id, end.outcome, "A native table is back and in force again")
+		d.endWaiting(ctx, st, id, end.outcome, l.asked)
 	}
 }
 

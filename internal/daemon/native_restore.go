@@ -66,6 +66,7 @@ func (d *Daemon) restoreNative(ctx context.Context, st *state, dry bool) []api.N
 		written, last = d.replayNative(ctx, st, plan)
 		d.endAsked(ctx, st, asked, written)
 		if last == nil {
+			r.loss.asked = true
 			d.nativeRecovered(ctx, st)
 			break
 		}
@@ -138,8 +139,7 @@ func (d *Daemon) endAsked(ctx context.Context, st *state, asked nativeAsked, wri
 		}
 		if t := st.native.tables[id]; t != nil && !t.lost() {
 			asked.back[id] = outcome
-			if absent, waited := d.endWaiting(ctx, st, id, outcome, backOnRequest); waited {
-				d.cfg.Metrics.ObserveRecovery(absent, nil)
+			if d.endWaiting(ctx, st, id, outcome, true) {
 				d.cfg.Metrics.ObserveNativeReplay(id.Family.NFT(), outcome)
 			}
 		}
@@ -191,23 +191,31 @@ func (d *Daemon) recordAsked(ctx context.Context, st *state, repairs []native.Re
 	d.recordNative(ctx, st, fresh)
 }
 
-// endWaiting ends the record of a table that waited for its owner or an operator, with this line in
-// the log. It returns for how long the table was lost, and false if there is no such record.
-func (d *Daemon) endWaiting(ctx context.Context, st *state, id tableid.TableID, outcome api.Outcome, what string) (absent time.Duration, waited bool) {
+// endWaiting ends the record of a table that waited for its owner or an operator. asked: an
+// operator requested a restore. It returns false if there is no such record.
+func (d *Daemon) endWaiting(ctx context.Context, st *state, id tableid.TableID, outcome api.Outcome, asked bool) (waited bool) {
 	w := st.native.waiting[id]
 	if w == nil {
-		return 0, false
+		return false
 	}
 	delete(st.native.waiting, id)
 	if w.Outcome = outcome; outcome == reload.Proved || outcome == reload.Partial {
+		w.Attempts++
 		w.Older = st.native.older.takenFrom(id, st.native.tables[id].contentID)
 	}
-	absent = flushes.EndAbsence(w, time.Now())
 	log := klog.FromContext(ctx)
 	if st.journal.FoldsInto(*w) != nil {
 		log = log.V(2)
 	}
+	switch outcome {
+	case api.Dismissed:
+		severity.Notices(log).Info(lossAccepted, "flush", w.ID, "tables", id.NFT())
+	case api.OwnersDecision:
+		severity.Notices(log).Info("The owner of a native table has removed it; canaryd accepts that", "flush", w.ID, "tables", id.NFT())
+	default:
+		d.cfg.Metrics.ObserveRecovery(flushes.EndAbsence(w, time.Now()), nil)
+		flushes.LogBack(log, id.NFT(), *w, asked, w.Attempts)
+	}
 	d.keepRecord(ctx, st, *w, false, func() { d.write(ctx, *w, nil) })
-	severity.Notices(log).Info(what, "flush", w.ID, "table", id.NFT(), "outcome", outcome)
-	return absent, true
+	return true
 }

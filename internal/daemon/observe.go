@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"strings"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -11,7 +12,6 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/pace"
-	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -117,8 +117,8 @@ func (d *Daemon) readLoss(ctx context.Context, st *state) (map[rules.TableID]flu
 }
 
 // resumeLearning ends the open records of observe mode once every table is learned again, with
-// this outcome, and this line in the log (what). Examinations and restores call it.
-func (d *Daemon) resumeLearning(ctx context.Context, st *state, outcome api.Outcome, what string) {
+// this outcome. Examinations and restores call it; asked: an operator requested a restore.
+func (d *Daemon) resumeLearning(ctx context.Context, st *state, outcome api.Outcome, asked bool) {
 	if st.observedSince.IsZero() || st.anyFamily((*familyState).learningStopped) {
 		return
 	}
@@ -126,14 +126,14 @@ func (d *Daemon) resumeLearning(ctx context.Context, st *state, outcome api.Outc
 	absent, lost := now.Sub(st.observedSince), false
 	for i := range st.journal {
 		if r := &st.journal[i]; r.Outcome == api.WaitingObserve && !r.Earlier {
-			absent, lost = max(absent, flushes.EndAbsence(r, now)), lost || r.Lost.Rules > 0
 			r.Outcome = outcome
+			absent, lost = max(absent, flushes.EndAbsence(r, now)), lost || r.Lost.Rules > 0
 			d.write(ctx, *r, nil)
+			flushes.LogBack(klog.FromContext(ctx), strings.Join(append([]string{flushes.Recorded(*r).Text()}, r.NativeNames()...), ", "), *r, asked, r.Attempts)
 		}
 	}
 	if lost {
 		d.cfg.Metrics.ObserveRecovery(absent, nil)
 	}
 	st.observedSince = time.Time{}
-	severity.Notices(klog.FromContext(ctx)).Info(what, "absent", absent.Round(time.Millisecond))
 }

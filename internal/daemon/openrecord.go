@@ -27,6 +27,7 @@ type openRecord struct {
 	until   time.Time
 	resumed bool  // an earlier run has opened it
 	counted bool  // metrics have it
+	asked   bool  // an operator requested a restore
 	ended   ended // the losses of it that have ended
 	// diff is the lost content, and lost the native part of it that is not compared yet. unkept:
 	// the journal does not have all of it.
@@ -57,7 +58,7 @@ func newAnswer(record api.Flush, now time.Time) answer {
 // record.
 func (st *state) answerTo(record api.Flush, now time.Time) answer {
 	for _, a := range st.answers() {
-		if st.mode == api.Heal && !st.drilling(now) && a.takes(record.Time) {
+		if st.mode == api.Heal && !st.drilling(now) && a.takes(pace.Earliest(record.Time, record.LastInForce)) {
 			a.begin(record)
 			return answer{openRecord: a.openRecord, retry: pace.Retry{At: now}}
 		}
@@ -148,7 +149,11 @@ func (st *state) openRecords() (list []*openRecord) {
 	return list
 }
 
-const flushNoticed = "Rules are being flushed"
+const (
+	flushNoticed  = "Rules are being flushed"
+	awaitDecision = "Rules were lost and are not put back unasked; their owner has to write them again, or a decision is needed"
+	lossAccepted  = "An operator has accepted that these rules are lost"
+)
 
 // logNotice logs once that a loss of these tables was noticed, before the wait for the flusher: the
 // log shows a flush while it happens.
@@ -215,6 +220,7 @@ type ended struct {
 	outcome  api.Outcome
 	detail   string
 	back     time.Time // when the last table was back
+	atMost   bool      // a loss was back some time before that
 	attempts int
 	written  time.Time // when the last write ended; zero: there was none
 	kernel   time.Duration
@@ -227,6 +233,7 @@ func (e ended) with(o ended) ended {
 	}
 	e.tables, e.outcome = append(e.tables, o.tables...), worstOf(e.outcome, o.outcome)
 	e.detail = strings.Join(slices.DeleteFunc([]string{e.detail, o.detail}, func(s string) bool { return s == "" }), "\n")
+	e.atMost = e.atMost || o.outcome == reload.Skipped
 	e.back, e.attempts = pace.Latest(e.back, o.back), max(e.attempts, o.attempts)
 	return e
 }
@@ -263,11 +270,32 @@ func (d *Daemon) endLoss(ctx context.Context, st *state, log klog.Logger, a *ans
 		return
 	}
 	absent := flushes.EndAbsence(&o.record, o.ended.back)
+	o.record.AbsentAtMost = o.record.AbsentAtMost || o.ended.atMost
 	if o.counted {
 		d.cfg.Metrics.ObserveRecovery(absent, o.record.Standby)
 	}
 	d.journal(ctx, st, o)
-	flushes.LogBack(log, strings.Join(o.ended.tables, ", "), o.record, o.ended.attempts)
+	flushes.LogBack(log, strings.Join(o.ended.tables, ", "), o.record, o.asked, o.ended.attempts)
+}
+
+// interrupt closes all records of flushes that wait for a replay, their owner or a decision: after
+// a cleanup canaryd answers none of them.
+func (d *Daemon) interrupt(ctx context.Context, st *state) {
+	for _, o := range st.openRecords() {
+		if o.record.Outcome = api.Interrupted; o.known() {
+			d.journal(ctx, st, o)
+		}
+	}
+	for _, r := range st.native.waitingRecords() {
+		r.Outcome = api.Interrupted
+		d.keepRecord(ctx, st, r, true, func() { d.write(ctx, r, nil) })
+	}
+	if w := st.decision; w != nil {
+		w.record.Outcome = api.Interrupted
+		st.journal.Rewrite(w.record)
+		d.write(ctx, w.record, nil)
+	}
+	st.loss, st.native.loss, st.native.waiting, st.decision = nil, nil, nil, nil
 }
 
 // close puts the end of all losses into the record.

@@ -68,11 +68,10 @@ func (d *Daemon) backUnread(ctx context.Context, st *state, l *loss) {
 	l.record = l.unread.record
 	l.record.Outcome, l.record.Detail, l.record.LockedBy = reload.Skipped, "", ""
 	absent := flushes.EndAbsence(&l.record, time.Now())
-	l.record.AbsentAtMost = true // no read saw the moment
 	d.cfg.Metrics.ObserveFlush(l.record.Time, l.unread.hit.Public())
 	d.cfg.Metrics.ObserveRecovery(absent, l.record.Standby)
 	d.journal(ctx, st, l.openRecord)
-	flushes.LogBack(severity.Notices(st.flushLog(ctx)), l.unread.hit.Text(), l.record, l.record.Attempts)
+	flushes.LogBack(severity.Notices(st.flushLog(ctx)), l.unread.hit.Text(), l.record, false, l.record.Attempts)
 }
 
 // seekLockHolder finds out which process holds the xtables lock, for which a replay has to wait

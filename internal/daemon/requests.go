@@ -207,7 +207,9 @@ func (d *Daemon) takeReplay(ctx context.Context, st *state, job reload.Job, resu
 		}
 	}
 	st.looking.plan(time.Now())
+	onrequest.LogRestored(ctx, reply, "outcomes", reply.Outcomes)
 	if st.loss != nil {
+		st.loss.asked = true
 		d.concludeHeal(ctx, st, &nativeRide{}, result, nil)
 	} else {
 		d.endDrill(ctx, st, api.DrillVoid, "canaryd restore undid the drill before canaryd noticed it")
@@ -217,14 +219,9 @@ func (d *Daemon) takeReplay(ctx context.Context, st *state, job reload.Job, resu
 			d.cfg.Metrics.ObserveReplay(f, fr.Outcome, fr.Took)
 			d.countRefusal(f, fr.Err)
 		}
-		onrequest.LogRestored(ctx, reply, "outcomes", reply.Outcomes)
 	}
-	d.resumeLearning(ctx, st, worst(result), backOnRequest)
+	d.resumeLearning(ctx, st, worst(result), true)
 }
-
-// backOnRequest is the log's sentence about rules that were missing until an operator asked for
-// them.
-const backOnRequest = "The rules are back: they were restored on request"
 
 // Cleanup removes canaries and witnesses, and stops the loop's work for good. With r.Rules it
 // also removes the protected chains and jumps, or the part of them that r.Protect names.
@@ -245,8 +242,9 @@ func (d *Daemon) Cleanup(ctx context.Context, r api.CleanupRequest) error {
 	var failed error
 	err := d.ask(ctx, func(ctx context.Context, st *state) {
 		st.removed, st.pause = true, pause{}
-		st.decision, st.suspicion, st.unread = nil, nil, unreads{}
+		st.suspicion, st.unread = nil, unreads{}
 		d.endDrill(ctx, st, api.DrillFailed, "canaryd cleanup removed the canaries")
+		d.interrupt(ctx, st)
 		d.stopKeeping(ctx, st)
 		d.stopStandby(ctx, st)
 		nativeFailed := d.stopNative(st)

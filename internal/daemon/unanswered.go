@@ -63,7 +63,7 @@ func (st *state) resumeRecord() {
 		return
 	}
 	o.noticed = l.noticed
-	l.openRecord, l.hit, l.blamed = o, flushes.Recorded(o.record), true
+	l.openRecord, l.hit, l.blamed, l.attempts = o, flushes.Recorded(o.record), true, o.record.Attempts
 	if r := &st.native; len(o.record.Native) > 0 && !r.begun && !r.asleep && r.loss == nil { // a read shows whether these are lost
 		r.loss = r.resumed(o)
 		r.loss.logged = true // the line about this record is of both
@@ -85,7 +85,7 @@ func (d *Daemon) unansweredNative(st *state, id tableid.TableID) *nativeLoss {
 
 // resumed returns the loss of native tables that a record of the last run has.
 func (r *nativeRealm) resumed(o *openRecord) *nativeLoss {
-	l := &nativeLoss{answer: answer{openRecord: o, retry: pace.Retry{At: time.Now()}}, hit: map[tableid.TableID]bool{}, intact: r.known}
+	l := &nativeLoss{answer: answer{openRecord: o, attempts: o.record.Attempts, retry: pace.Retry{At: time.Now()}}, hit: map[tableid.TableID]bool{}, intact: r.known}
 	for id := range r.tables {
 		l.hit[id] = recordedNative(o.record, id)
 	}

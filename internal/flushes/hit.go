@@ -18,12 +18,14 @@ import (
 )
 
 // EndAbsence notes in the record that everything was back at that time. It returns how long it
-// was missing, for the metrics. If the exact time of the loss is not known, that is a bound.
+// was missing, for the metrics. If the exact time of the loss is not known, that is a bound. It is
+// one, too, if the rules' owner put them back (Skipped), because no read shows the moment.
 func EndAbsence(r *api.Flush, at time.Time) time.Duration {
 	since := r.Time
-	if r.AbsentAtMost = !r.LastInForce.IsZero(); r.AbsentAtMost {
+	if !r.LastInForce.IsZero() {
 		since = r.LastInForce
 	}
+	r.AbsentAtMost = !r.LastInForce.IsZero() || r.Outcome == reload.Skipped
 	absent := at.Sub(since)
 	r.AbsentSeconds = absent.Seconds()
 	return absent
@@ -108,19 +110,25 @@ var gravity = []canary.Verdict{
 // Graver reports whether a kind of loss is graver than another one.
 func Graver(a, b canary.Verdict) bool { return slices.Index(gravity, a) > slices.Index(gravity, b) }
 
+// BackOnRequest is the log's sentence about rules that were missing until an operator asked for
+// them.
+const BackOnRequest = "The rules are back: they were restored on request"
+
 // LogBack logs the end of a loss of rules in these tables, in the words of the record's
-// outcome. attempts counts the replays that it took.
-func LogBack(log klog.Logger, tables string, r api.Flush, attempts int) {
+// outcome. asked: an operator requested a restore. attempts counts the replays that it took.
+func LogBack(log klog.Logger, tables string, r api.Flush, asked bool, attempts int) {
 	what := "The rules are back and proved"
 	log = severity.Notices(log)
-	switch r.Outcome {
-	case api.Drilled:
+	switch {
+	case r.Outcome == api.Drilled:
 		what = "The drill's canary is back and proved"
-	case reload.Skipped:
-		what = "The rules are back: their owner was faster"
-	case reload.Partial:
+	case r.Outcome == reload.Partial:
 		log = severity.Errors(log)
 		what = "The rules are back, but canaryd had to leave out some"
+	case r.Outcome == reload.Skipped:
+		what = "The rules are back: their owner wrote them"
+	case asked:
+		what = BackOnRequest
 	}
 	log.Info(what, "flush", r.ID, "tables", tables, "outcome", r.Outcome, AbsentKey(r), api.Seconds(r.AbsentSeconds).Round(10*time.Microsecond), "attempts", attempts)
 }
