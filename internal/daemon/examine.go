@@ -75,7 +75,7 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 		if st.loss != nil && st.heals() { // this may be all that kept it open
 			st.loss.retry.At = pace.Earliest(st.loss.retry.At, x.readEnd)
 		}
-		severity.Notices(klog.FromContext(ctx)).Info("The tables can be read again", "family", f)
+		severity.Notices(klog.FromContext(ctx)).Info(tablesRead, "tables", f)
 	}
 	x.since = pace.Earliest(start, x.dirty)
 	x.digest, x.at, x.dirty = snapshot.Digest, start, time.Time{}
@@ -116,7 +116,7 @@ func (d *Daemon) examinationFailed(ctx context.Context, st *state, f rules.Famil
 	if fs.lacks() {
 		st.openLoss(f, x.digest)
 	}
-	x.trouble.Report(ctx, err, tablesUnread, "family", f)
+	x.trouble.Report(ctx, err, tablesUnread, "tables", f)
 	// An owner that removes its chains may make one read fail, and a flush may follow at once.
 	x.wait = min(max(2*x.wait, pace.FirstTry), d.cfg.PollInterval)
 	// The pause depends on the CPU time of the read, not on its duration. If canaryd was

@@ -298,7 +298,7 @@ func (d *Daemon) judgeProbe(ctx context.Context, st *state, p probed, free func(
 		fs.examined.dueAt = pace.Latest(p.end, fs.examined.notBefore)
 	}
 	if l.trouble.Over() {
-		severity.Notices(klog.FromContext(ctx)).Info("The tables can be read again", "family", f)
+		severity.Notices(klog.FromContext(ctx)).Info(tablesRead, "tables", f)
 	}
 	if d.judgeMarks(st, f, st.marks.current, p.result) {
 		l.intact = p.result.Digest
@@ -348,6 +348,6 @@ func (d *Daemon) probeFailed(ctx context.Context, fs *familyState, f rules.Famil
 	d.cfg.Metrics.ObserveProbe(f, metrics.ProbeUnknown, took)
 	fs.setUnknown()
 	if fs.looked.trouble.Met(err, time.Now()) {
-		klog.FromContext(ctx).Error(err, tablesUnread, "family", f)
+		klog.FromContext(ctx).Error(err, tablesUnread, "tables", f)
 	}
 }

@@ -12,7 +12,6 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/nativestore"
-	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -26,6 +25,8 @@ type kindNode struct {
 	missed func()                    // the same; the kernel's messages about native tables are missed
 	owner  func()                    // the owner writes the rules again
 	refuse func(bool)                // the kernel refuses replays
+	blind  func(bool)                // canaryd can read nothing
+	change func()                    // the owner changes the rules
 	back   func() bool               // whether the rules are in force
 	from   int                       // where the story begins in the log
 }
@@ -53,7 +54,8 @@ var asides = []string{
 	"Rules that --protect does not name were lost, too", "Some tables may have lost rules that --protect does not name",
 	"Commits to nf_tables were missed",
 	// A start is not at the same place in the log.
-	"Canaries are planted and the generation is captured", "Guarding the rules of", "Took up the stored", "The marks of the last run are gone",
+	"Canaries are planted and the generation is captured", "Guarding the rules of", "Took up the stored", "kube-proxy's rules have no owner",
+	"The marks of the last run are gone",
 }
 
 var (
@@ -69,6 +71,7 @@ func (n *kindNode) account() account {
 			t.Log = append(t.Log, m[1])
 		}
 	}
+	t.Log = slices.Compact(t.Log) // each family has a line
 	for _, f := range n.records(0) {
 		say := []string{string(f.Outcome)}
 		for word, is := range map[string]bool{"at most": f.AbsentAtMost, "tried again": f.Attempts > 1, "by a process": f.Culprit.PID != 0,
@@ -112,6 +115,11 @@ func accountOf(t *testing.T, native bool, s setup, story func(n *kindNode)) (got
 			n.missed = func() { k.missing(n.flush) }
 			n.owner = func() { k.sync(tableOf(proxyTable, "a", "b")) }
 			n.refuse = func(is bool) { k.with(func() { k.refuses[proxyTable] = is }) }
+			n.blind = func(is bool) { k.breakDown(map[bool]error{true: errNativeBroken}[is]) }
+			n.change = func() {
+				k.sync(tableOf(proxyTable, "a", "b", "c"))
+				want = tableOf(proxyTable, "a", "b", "c")
+			}
 			n.back = func() bool {
 				now := k.standing(proxyTable)
 				return now != nil && now.Digest() == want.Digest()
@@ -128,6 +136,11 @@ func accountOf(t *testing.T, native bool, s setup, story func(n *kindNode)) (got
 					n.fake.FailRestores(0, "")
 				}
 			}
+			n.blind = func(is bool) {
+				n.fake.FailReads(map[bool]error{true: errNativeBroken}[is])
+				n.fake.FailProbes(map[bool]error{true: errNativeBroken}[is])
+			}
+			n.change = func() { n.write(rules.Nat, "-A KUBE-SERVICES -d 10.9.9.9/32 -j KUBE-MARK-MASQ") }
 			n.back = func() bool {
 				return n.tables()[rules.IPv4][rules.Nat].Chain("KUBE-SERVICES") != nil && len(n.chain(rules.IPv4, rules.Nat, "KUBE-SERVICES")) > 0
 			}
@@ -137,202 +150,6 @@ func accountOf(t *testing.T, native bool, s setup, story func(n *kindNode)) (got
 		got = n.account()
 	})
 	return got
-}
-
-// kindStories are stories about a loss, for each kind of table.
-var kindStories = []struct {
-	name  string
-	setup setup
-	story func(n *kindNode)
-}{
-	{"a flush", setup{}, func(n *kindNode) { n.flush(); n.settled() }},
-	{"its messages are missed", setup{}, func(n *kindNode) { n.missed(); n.settled() }},
-	{"the owner is faster", setup{}, func(n *kindNode) {
-		n.flush()
-		time.Sleep(5 * time.Millisecond)
-		n.owner()
-		n.settled()
-	}},
-	{"twice", setup{}, func(n *kindNode) { n.flush(); n.settled(); n.flush(); n.settled() }},
-	{"again within the wait", setup{}, func(n *kindNode) {
-		n.flush()
-		time.Sleep(5 * time.Millisecond)
-		n.flush()
-		n.settled()
-	}},
-	{"in a pause", setup{}, func(n *kindNode) {
-		must(n.t, errorOf(n.d.Pause(n.t.Context(), api.PauseRequest{Seconds: 60})))
-		n.flush()
-		n.after(10 * time.Second)
-	}},
-	{"in a pause, which ends", setup{}, func(n *kindNode) {
-		must(n.t, errorOf(n.d.Pause(n.t.Context(), api.PauseRequest{Seconds: 60})))
-		n.flush()
-		n.after(2 * time.Minute)
-	}},
-	{"in a pause, and its owner is back before the end", setup{}, func(n *kindNode) {
-		must(n.t, errorOf(n.d.Pause(n.t.Context(), api.PauseRequest{Seconds: 60})))
-		n.flush()
-		n.after(10 * time.Second)
-		n.owner()
-		n.after(2 * time.Minute)
-	}},
-	{"observed", setup{mode: api.Observe}, func(n *kindNode) { n.flush(); n.after(10 * time.Second) }},
-	{"observed, and its owner writes", setup{mode: api.Observe}, func(n *kindNode) {
-		n.flush()
-		n.after(10 * time.Second)
-		n.owner()
-		n.after(10 * time.Second)
-	}},
-	{"observed, twice", setup{mode: api.Observe}, func(n *kindNode) {
-		n.flush()
-		n.after(10 * time.Second)
-		n.owner()
-		n.after(10 * time.Second)
-		n.flush()
-		n.after(10 * time.Second)
-	}},
-	{"refused", setup{}, func(n *kindNode) { n.refuse(true); n.flush(); n.after(10 * time.Second) }},
-	{"refused for a time", setup{}, func(n *kindNode) {
-		n.refuse(true)
-		n.flush()
-		n.after(10 * time.Second)
-		n.refuse(false)
-		n.after(2 * pace.LastTry)
-	}},
-	{"refused, and its owner writes", setup{}, func(n *kindNode) {
-		n.refuse(true)
-		n.flush()
-		n.after(10 * time.Second)
-		n.owner()
-		n.refuse(false)
-		n.after(2 * pace.LastTry)
-	}},
-	{"refused over a restart", setup{}, func(n *kindNode) {
-		n.refuse(true)
-		n.flush()
-		n.after(10 * time.Second)
-		n.restart(10*time.Second, api.Heal)
-		n.refuse(false)
-		n.after(2 * pace.LastTry)
-	}},
-	{"while no canaryd runs", setup{}, func(n *kindNode) {
-		n.stop()
-		n.missed()
-		n.restart(10*time.Second, api.Heal)
-		n.after(2 * pace.LastTry)
-	}},
-	{"while no canaryd runs, for long", setup{}, func(n *kindNode) {
-		n.stop()
-		n.missed()
-		n.restart(time.Hour, api.Heal)
-		n.after(2 * pace.LastTry)
-	}},
-	{"without end", setup{}, func(n *kindNode) {
-		for range 200 {
-			n.flush()
-			n.after(50 * time.Millisecond)
-		}
-		n.after(time.Minute)
-	}},
-	{"every two seconds", setup{}, func(n *kindNode) {
-		for range 20 {
-			n.flush()
-			n.after(2 * time.Second)
-		}
-		n.after(time.Minute)
-	}},
-	{"restored on request in a pause", setup{}, func(n *kindNode) {
-		must(n.t, errorOf(n.d.Pause(n.t.Context(), api.PauseRequest{Seconds: 600})))
-		n.flush()
-		n.after(10 * time.Second)
-		must(n.t, errorOf(n.d.Restore(n.t.Context(), api.RestoreRequest{})))
-		n.after(10 * time.Second)
-	}},
-	{"restored on request while observed", setup{mode: api.Observe}, func(n *kindNode) {
-		n.flush()
-		n.after(10 * time.Second)
-		must(n.t, errorOf(n.d.Restore(n.t.Context(), api.RestoreRequest{})))
-		n.after(10 * time.Second)
-	}},
-	{"a decision, dismissed", setup{}, func(n *kindNode) {
-		n.stop()
-		n.missed()
-		n.restart(time.Hour, api.Heal)
-		n.after(10 * time.Second)
-		must(n.t, errorOf(n.d.Dismiss(n.t.Context())))
-		n.after(10 * time.Second)
-	}},
-	{"a decision, restored on request", setup{}, func(n *kindNode) {
-		n.stop()
-		n.missed()
-		n.restart(time.Hour, api.Heal)
-		n.after(10 * time.Second)
-		must(n.t, errorOf(n.d.Restore(n.t.Context(), api.RestoreRequest{})))
-		n.after(10 * time.Second)
-	}},
-	{"a decision, and the owner writes", setup{}, func(n *kindNode) {
-		n.stop()
-		n.missed()
-		n.restart(time.Hour, api.Heal)
-		n.after(10 * time.Second)
-		n.owner()
-		n.after(10 * time.Second)
-	}},
-	{"a restart in a pause", setup{}, func(n *kindNode) {
-		must(n.t, errorOf(n.d.Pause(n.t.Context(), api.PauseRequest{Seconds: 600})))
-		n.flush()
-		n.after(10 * time.Second)
-		n.restart(10*time.Second, api.Heal)
-		n.after(10 * time.Second)
-		must(n.t, errorOf(n.d.Resume(n.t.Context())))
-		n.after(2 * pace.LastTry)
-	}},
-	{"a flush in a pause, and canaryd is down", setup{}, func(n *kindNode) {
-		must(n.t, errorOf(n.d.Pause(n.t.Context(), api.PauseRequest{Seconds: 600})))
-		n.stop()
-		n.missed()
-		n.restart(10*time.Second, api.Heal)
-		n.after(10 * time.Second)
-		must(n.t, errorOf(n.d.Resume(n.t.Context())))
-		n.after(2 * pace.LastTry)
-	}},
-	{"observed, and healed by the next run", setup{mode: api.Observe}, func(n *kindNode) {
-		n.flush()
-		n.after(10 * time.Second)
-		n.restart(10*time.Second, api.Heal)
-		n.after(2 * pace.LastTry)
-	}},
-	{"missed while observed, and its owner writes", setup{mode: api.Observe}, func(n *kindNode) {
-		n.missed()
-		n.after(10 * time.Second)
-		n.owner()
-		n.after(10 * time.Second)
-	}},
-	{"paused while it is refused", setup{}, func(n *kindNode) {
-		n.refuse(true)
-		n.flush()
-		n.after(10 * time.Second)
-		must(n.t, errorOf(n.d.Pause(n.t.Context(), api.PauseRequest{Seconds: 60})))
-		n.refuse(false)
-		n.after(2 * time.Minute)
-	}},
-	{"cleaned up while it is refused", setup{}, func(n *kindNode) {
-		n.refuse(true)
-		n.flush()
-		n.after(10 * time.Second)
-		n.refuse(false)
-		must(n.t, n.d.Cleanup(n.t.Context(), api.CleanupRequest{}))
-		n.after(10 * time.Second)
-	}},
-	{"stopped while it is refused", setup{}, func(n *kindNode) {
-		n.refuse(true)
-		n.flush()
-		n.after(10 * time.Second)
-		n.restart(time.Hour, api.Heal)
-		n.refuse(false)
-		n.after(2 * pace.LastTry)
-	}},
 }
 
 // kindDiffers has the stories that differ. The function makes the account of iptables' tables that
@@ -354,6 +171,17 @@ var kindDiffers = map[string]func(iptables *account){
 	"missed while observed, and its owner writes": withoutProcess,
 	"while no canaryd runs, for long":             withoutWhy,
 	"stopped while it is refused":                 withoutWhy,
+	"nothing can be read for a time": func(t *account) {
+		t.Records = []string{"proved, absent, at most, by a process"} // a hint has the time of one flush, not of each commit
+	},
+	"nothing can be read, and the owner is faster": func(t *account) {
+		t.Log, t.Records, t.Metrics = t.Log[:2], nil, series{}
+	},
+	"a pause over a restart, whose owner writes while canaryd is down": func(t *account) {
+		t.Log = []string{t.Log[0], t.Log[3], t.Log[2]} // see the pause above
+		t.Records = []string{"skipped, absent, at most, by a process, earlier"}
+		delete(t.Metrics, replaysProved)
+	},
 	"a decision, restored on request": func(t *account) {
 		// One generation has all of iptables' tables, and the request has to name it.
 		t.Log = append(t.Log, "The rules are back: they were restored on request")

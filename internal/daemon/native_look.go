@@ -34,7 +34,7 @@ func (d *Daemon) lookNative(ctx context.Context, st *state) {
 		return
 	}
 	if r.trouble.Over() {
-		severity.Notices(klog.FromContext(ctx)).Info("The native tables can be read again")
+		severity.Notices(klog.FromContext(ctx)).Info(tablesRead, "tables", "native")
 	}
 	r.hinted = time.Time{}
 	d.seekSwitch(st)

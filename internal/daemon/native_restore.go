@@ -172,6 +172,7 @@ func (d *Daemon) nativeByItself(ctx context.Context, st *state) {
 		d.readNative(ctx, st)
 	}
 	if r.loss != nil && st.heals() {
+		r.loss.asked = true
 		d.healNative(ctx, st)
 	}
 }

@@ -39,7 +39,7 @@ func (d *Daemon) wakeNative(ctx context.Context, st *state) bool {
 		return false
 	}
 	if r.trouble.Over() {
-		severity.Notices(klog.FromContext(ctx)).Info("The native tables can be read again")
+		severity.Notices(klog.FromContext(ctx)).Info(tablesRead, "tables", "native")
 	}
 	if !awake {
 		r.begun, r.known = true, now
@@ -67,7 +67,7 @@ func (d *Daemon) awaken(st *state, wanted func(nft.Table) bool) (awake bool, err
 // status shows it, and a look follows. It puts nothing back.
 func (d *Daemon) nativeUnknown(ctx context.Context, st *state, err error) {
 	if st.native.trouble.Met(err, time.Now()) {
-		klog.FromContext(ctx).Error(err, "The native tables could not be read; canaryd does not know whether they lost rules")
+		klog.FromContext(ctx).Error(err, tablesUnread, "tables", "native")
 	}
 	st.native.lookAgain(ctx, d.cfg.PollInterval)
 }

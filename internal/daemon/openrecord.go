@@ -164,7 +164,7 @@ func (a *answer) logNotice(log klog.Logger, says, tables, next string) {
 		when = []any{"noticedAfterAtMost", a.noticed.Sub(since).Round(10 * time.Microsecond)}
 	}
 	if a.resumed {
-		says = "Rules that were lost before canaryd was restarted are still missing"
+		says = "Rules that were lost before canaryd was restarted may still be missing"
 		when = []any{"since", a.record.Time.UTC().Format(time.RFC3339)}
 	}
 	log.Info(says, append([]any{"flush", a.record.ID, "tables", tables}, append(when, "next", next)...)...)

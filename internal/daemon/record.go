@@ -180,5 +180,8 @@ func (d *Daemon) logDetours(ctx context.Context, st *state, l *loss, result relo
 	}
 }
 
-// tablesUnread is the log's line about a family that cannot be probed or read.
-const tablesUnread = "The tables could not be read; canaryd does not know whether they lost rules"
+// The log's lines about tables that cannot be probed or read, and that can be read again.
+const (
+	tablesUnread = "The tables could not be read; canaryd does not know whether they lost rules"
+	tablesRead   = "The tables can be read again"
+)

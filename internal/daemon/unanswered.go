@@ -3,11 +3,16 @@ package daemon
 import (
 	"context"
 	"slices"
+	"strings"
 	"time"
+
+	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/pace"
+	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
@@ -97,14 +102,32 @@ func recordedNative(r api.Flush, id tableid.TableID) bool {
 	return slices.ContainsFunc(r.Native, func(l api.NativeLoss) bool { return l.Table == id.NFT() })
 }
 
-// closeUnanswered closes the unanswered records that no loss continues as interrupted, once
-// everything was read. The loop calls it after each step.
+// back reports whether all these tables have the content of the last run. After the first read
+// none of them is lost, but their owner may have removed or changed one.
+func (r *nativeRealm) back(lost []api.NativeLoss) bool {
+	for id, t := range r.tables {
+		if t.finding.Verdict == native.Intact {
+			lost = slices.DeleteFunc(slices.Clone(lost), func(l api.NativeLoss) bool { return l.Table == id.NFT() })
+		}
+	}
+	return len(lost) == 0
+}
+
+// closeUnanswered closes the unanswered records that no loss continues, once everything was read:
+// as interrupted, unless all their native tables are back. Tables of iptables are never back
+// without a loss of their marks, which continues the record. The loop calls it after each step.
 func (d *Daemon) closeUnanswered(ctx context.Context, st *state) {
 	if len(st.unanswered) == 0 || len(st.answers()) > 0 || lastKnown(st).IsZero() || d.guardsNative() && !st.native.begun {
 		return
 	}
 	for _, r := range st.unanswered {
 		r.Outcome = api.Interrupted
+		if len(r.Lost.Tables) == 0 && st.native.back(r.Native) {
+			r.Outcome = reload.Skipped
+			d.cfg.Metrics.ObserveRecovery(flushes.EndAbsence(&r, time.Now()), r.Standby)
+			st.journal.Rewrite(r)
+			flushes.LogBack(klog.FromContext(ctx), strings.Join(r.NativeNames(), ", "), r, false, r.Attempts)
+		}
 		d.write(ctx, r, nil)
 	}
 	st.unanswered = nil
