@@ -98,7 +98,7 @@ func (st *state) examineAll(now time.Time) {
 	}
 }
 
-// errFlushed: a guarded read of apply shows a flush.
+// errFlushed: a guarded read of a write that puts back no rules shows a flush.
 var errFlushed = errors.New("rules are being flushed, and are put back first")
 
 // apply writes the declared generation where the kernel differs from it. That difference is

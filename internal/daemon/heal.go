@@ -18,7 +18,7 @@ import (
 )
 
 // heal answers a loss: it waits until the flusher is done, replays the lost rules, and proves
-// them. In observe mode and in a pause it only records the loss.
+// them. In observe mode and in a pause it only records the loss; see observe and recordPaused.
 func (d *Daemon) heal(ctx context.Context, st *state) {
 	ctx, done := finishing(ctx)
 	defer done()
@@ -31,8 +31,7 @@ func (d *Daemon) heal(ctx context.Context, st *state) {
 	case st.mode == api.Observe:
 		d.observe(ctx, st)
 		return
-	case st.pause.on():
-		d.recordPaused(ctx, st)
+	case st.pause.on() && !d.recordPaused(ctx, st):
 		return
 	}
 	d.noticePurge(ctx, st)
@@ -42,6 +41,14 @@ func (d *Daemon) heal(ctx context.Context, st *state) {
 	job.Generation = protect.DetachAll(job.Generation, st.loss.gone)
 	job.Latest = d.latest(st)
 	job.Settle = settle
+	if st.pause.on() { // marks may be written, and rules may not
+		job.Judged = func(_ rules.Family, tables map[rules.TableName]reload.TableResult) error {
+			if anyOf(tables, func(tr reload.TableResult) bool { return tr.Lost.Any() }) {
+				return errFlushed
+			}
+			return nil
+		}
+	}
 	more := false
 	job.Interrupted = func() bool {
 		more = more || d.lostMore(ctx, st)
@@ -50,6 +57,13 @@ func (d *Daemon) heal(ctx context.Context, st *state) {
 	ride := &nativeRide{used: used}
 	job.Rider = func() *iptables.Rider { return d.rider(ctx, st, ride) }
 	result, err := d.replayer(ctx, st).Heal(ctx, job)
+	if st.pause.on() && anyOf(result, func(fr reload.FamilyResult) bool { return errors.Is(fr.Err, errFlushed) }) {
+		for f, fr := range result {
+			d.applyResult(ctx, st, f, fr)
+		}
+		st.loss.retry.At = time.Now() // what is lost now is recorded
+		return
+	}
 	if result != nil && !onlyDrilled(result) { // nil: the lock was not free, and nothing was done
 		d.spend(&st.contention, used)
 	}

@@ -305,6 +305,8 @@ func (d *Daemon) judgeProbe(ctx context.Context, st *state, p probed, free func(
 		if fs.examined.at.IsZero() || p.result.Digest != fs.examined.digest {
 			fs.examined.markDirty(time.Now())
 		}
+	} else if st.pause.on() && st.loss.shown() && p.result.Digest != st.loss.seen[f] { // its owner may have put all back
+		st.loss.retry.At = pace.Earliest(st.loss.retry.At, pace.Latest(p.end.Add(captureQuiet), st.loss.again))
 	}
 	if !free() {
 		l.budget.Walks.Spend(p.end, a.cost)

@@ -46,6 +46,15 @@ var kindStories = []struct {
 		n.owner()
 		n.after(2 * time.Minute)
 	}},
+	{"in a pause, its owner is back, and a flush follows", setup{}, func(n *kindNode) {
+		must(n.t, errorOf(n.d.Pause(n.t.Context(), api.PauseRequest{Seconds: 60})))
+		n.flush()
+		n.after(10 * time.Second)
+		n.owner()
+		n.after(10 * time.Second)
+		n.flush()
+		n.after(2 * time.Minute)
+	}},
 	{"observed", setup{mode: api.Observe}, func(n *kindNode) { n.flush(); n.after(10 * time.Second) }},
 	{"observed, and its owner writes", setup{mode: api.Observe}, func(n *kindNode) {
 		n.flush()

@@ -332,3 +332,55 @@ func TestPauseHoldsDeclarations(t *testing.T) {
 		r.wantDeclared(second)
 	})
 }
+
+// TestOwnersPutBackInAPause: once owners have put back all rules that a flush took in a pause, its
+// record ends, no table is lost, and the next flush has a record of its own. A part is not
+// enough, and a flush right before the marks are written is recorded, too.
+func TestOwnersPutBackInAPause(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := start(t, backend, setup{})
+		before := r.tables()
+		owner := func() { r.write(rules.Nat, sectionOf(before[rules.IPv4][rules.Nat])...) }
+		must(t, errorOf(r.d.Pause(t.Context(), api.PauseRequest{Seconds: 600})))
+		outcomes := func(want ...api.Outcome) {
+			t.Helper()
+			var got []api.Outcome
+			for _, f := range r.d.Status().Flushes {
+				got = append(got, f.Outcome)
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("outcomes (-want +got):\n%s", diff)
+			}
+		}
+		r.flushNat()
+		r.after(10 * time.Second)
+		r.write(rules.Nat, ":KUBE-MARK-MASQ - [0:0]", "-A KUBE-MARK-MASQ -j MARK --or-mark 0x4000")
+		r.after(10 * time.Second)
+		outcomes(api.WaitingPaused)
+		r.wantNotReady("ipv4 nat")
+
+		owner()
+		r.after(10 * time.Second)
+		outcomes(reload.Skipped)
+		if s := r.d.Status(); !s.LossSince.IsZero() || s.Families[rules.IPv4][rules.Nat] != canary.Intact {
+			t.Errorf("loss since %s, verdicts %v", s.LossSince, s.Families)
+		}
+		if f := r.oneRecord(); !f.AbsentAtMost || f.AbsentSeconds < 20 || f.AbsentSeconds > 25 {
+			t.Errorf("the record is %+v", f)
+		}
+
+		r.flushNat()
+		r.after(10 * time.Second)
+		outcomes(api.WaitingPaused, reload.Skipped)
+		owner()
+		r.after(20 * time.Millisecond)
+		r.flushNat()
+		r.after(10 * time.Second)
+		outcomes(api.WaitingPaused, reload.Skipped)
+		r.wantNotReady("ipv4 nat")
+		must(t, errorOf(r.d.Resume(t.Context())))
+		r.after(10 * time.Second)
+		outcomes(reload.Proved, reload.Skipped)
+		r.wantBack(before, leftBy(t, backend, "flush-nat"))
+	})
+}

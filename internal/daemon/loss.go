@@ -35,6 +35,8 @@ type loss struct {
 	memory       reload.Memory               // findings of reads and tries
 	gone         map[protect.Attachment]bool // containers that the last replay left out
 	recovery     recovery                    // tables that the tries have put back so far
+	seen         map[rules.Family]uint64     // digests of the last reads without guard
+	again        time.Time                   // not before, the next read of a pause
 }
 
 // ownersWrote reports whether the rules that the record has were back before each try of a replay,
@@ -157,7 +159,7 @@ func (r *recovery) afterTry(hit flushes.Verdicts, result reload.Result) {
 			r.back = tableid.With(r.back, id, result[id.Family].Done)
 		}
 		r.replayed = r.replayed || tr.Proved
-		r.rules = r.rules || tr.Proved && tr.Lost.Rules+len(tr.Lost.Chains)+len(tr.Lost.Jumps) > 0
+		r.rules = r.rules || tr.Proved && tr.Lost.Any()
 	}
 	for _, fr := range result {
 		r.raced = r.raced || fr.Outcome == reload.Raced

@@ -33,7 +33,7 @@ type nativeRide struct {
 // for that. nil: none ride, and healNative puts native tables back later.
 func (d *Daemon) rider(ctx context.Context, st *state, ride *nativeRide) *iptables.Rider {
 	r := &st.native
-	if !d.guardsNative() || r.asleep || d.cfg.Kernel.Info().Backend != iptables.NFT || !ride.at.IsZero() || r.loss != nil && r.loss.attempts > 0 || r.contention.limit.Wait(time.Now()) > 0 {
+	if !d.guardsNative() || r.asleep || d.cfg.Kernel.Info().Backend != iptables.NFT || !ride.at.IsZero() || !st.heals() || r.loss != nil && r.loss.attempts > 0 || r.contention.limit.Wait(time.Now()) > 0 {
 		return nil
 	}
 	plan, err := d.planNative(ctx, st, func(t *nativeTable) bool { return t != nil && t.gone() && !r.all }, false)

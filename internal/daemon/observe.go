@@ -97,14 +97,17 @@ func observed(before map[rules.TableID]bool, found map[rules.TableID]flushes.Hit
 // could not be read or judged.
 func (d *Daemon) readLoss(ctx context.Context, st *state) (map[rules.TableID]flushes.Hit, error) {
 	st.memory.ScheduleFree(time.Now())
+	start, used := time.Now(), d.cpu()
 	found := map[rules.TableID]flushes.Hit{}
 	var unread []error
+	st.loss.seen = map[rules.Family]uint64{}
 	for f := range st.inOrder() {
 		snapshot, err := d.read(ctx, st, f)
 		if err != nil {
 			unread = append(unread, err)
 			continue
 		}
+		st.loss.seen[f] = snapshot.Digest
 		examined := d.examiner(st).Examine(snapshot, d.job(st, f))
 		st.loss.remember(f, examined)
 		for t, x := range examined {
@@ -113,6 +116,8 @@ func (d *Daemon) readLoss(ctx context.Context, st *state) (map[rules.TableID]flu
 			unread = append(unread, st.lostUnread(id, x.Finding))
 		}
 	}
+	end := time.Now()
+	st.loss.again = end.Add(d.readPause(end.Sub(start), used))
 	return found, errors.Join(unread...)
 }
 

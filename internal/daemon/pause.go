@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/reload"
 )
@@ -149,12 +150,14 @@ func (d *Daemon) unpause(ctx context.Context, st *state, why string) {
 }
 
 // recordPaused records the loss and leaves it until the pause ends. The marks stay as the flush
-// left them: they show the replay which rules their owner did not touch.
-func (d *Daemon) recordPaused(ctx context.Context, st *state) {
+// left them: they show the replay which rules their owner did not touch. It returns true once
+// owners have put all lost rules back: then only marks are missing, and are written in the pause,
+// because the next flush would not be noticed without them.
+func (d *Daemon) recordPaused(ctx context.Context, st *state) (back bool) {
 	found, err := d.readLoss(ctx, st)
 	if err != nil {
 		d.healFailed(ctx, st, err)
-		return
+		return false
 	}
 	for id, h := range found {
 		d.take(st, tableFinding{id: id, source: lossesOnly, finding: h.Finding})
@@ -170,10 +173,14 @@ func (d *Daemon) recordPaused(ctx context.Context, st *state) {
 			fs.examined.markDirty(time.Now())
 		}
 		st.looking.plan(time.Now().Add(d.cfg.PollInterval))
-		return
+		return false
+	}
+	if st.loss.ownersWrote() && !anyOf(found, func(h flushes.Hit) bool { return h.Lost.Any() }) {
+		return true
 	}
 	d.keepHeld(ctx, st.loss.openRecord, api.WaitingPaused)
 	st.loss.retry.At = st.pause.until
+	return false
 }
 
 // recordMore has a loss of a pause recorded again if it has grown. openLoss calls it for each

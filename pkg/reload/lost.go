@@ -15,6 +15,9 @@ type Lost struct {
 	Jumps  []rules.Jump
 }
 
+// Any reports whether anything but marks was lost.
+func (l Lost) Any() bool { return l.Rules+len(l.Chains)+len(l.Jumps) > 0 }
+
 // A LostChain is a protected chain as the generation has it, and the rules found in its place.
 type LostChain struct {
 	Name    string
