@@ -164,6 +164,7 @@ func (d *Daemon) addNativeLoss(st *state, r *api.Flush, id tableid.TableID) {
 			loss.Elements += c.Lost
 		}
 	}
+	r.Lost.Unread = r.Lost.Unread || t.out != nil
 	loss.Parts, loss.More = lostParts(t)
 	loss.By = flushes.Accuse(r, d.takersOf(t))
 	r.CulpritsMissed = r.CulpritsMissed || t.missed && len(loss.By) > 0
@@ -289,8 +290,12 @@ func (d *Daemon) reportNative(ctx context.Context, st *state, id tableid.TableID
 		return // the log has a record like it, and the disk gets the count
 	}
 	d.write(ctx, record, flushes.NativeDiff([]flushes.LostTable{{Want: t.want, Now: now}}))
-	klog.FromContext(ctx).Error(errors.New(t.finding.Why), "A native table is lost and is not put back unasked; its owner has to write it again, or a decision is needed",
-		"flush", record.ID, "table", id.NFT(), "verdict", t.finding.Verdict, "by", flushes.CulpritsText(record), "bringItBack", restoreCommand, "acceptTheLoss", dismissCommand)
+	choices := []any{"acceptTheLoss", dismissCommand}
+	if t.out == nil {
+		choices = append([]any{"bringItBack", restoreCommand}, choices...)
+	}
+	klog.FromContext(ctx).WithValues(choices...).Error(errors.New(t.finding.Why), "A native table is lost and is not put back unasked; its owner has to write it again, or a decision is needed",
+		"flush", record.ID, "table", id.NFT(), "verdict", t.finding.Verdict, "by", flushes.CulpritsText(record))
 }
 
 // nativeBack notes that a table is as its owner wants it: its open losses are over. stands is

@@ -71,7 +71,7 @@ func Judge(e Evidence) Finding {
 	switch {
 	case e.Now == nil:
 		e.judgeGone(&f)
-	case e.Unread && e.Now.Handle == e.Was.Handle:
+	case e.Unread && !slices.ContainsFunc(e.Deeds, func(d *Deed) bool { return d.Made != 0 }):
 		e.judgeUnread(&f)
 	case len(f.Changes) == 0:
 		f.Verdict, f.Why = Intact, "its content is the same"
@@ -89,11 +89,15 @@ func Judge(e Evidence) Finding {
 }
 
 // judgeUnread judges a table that was too large, and is not any more. It has lost a part if
-// a commit of another process than its owner only took something.
+// a commit of another process than its owner only took something, and none wrote since.
 func (e *Evidence) judgeUnread(f *Finding) {
 	f.Why = "it is small enough to be guarded"
 	for _, d := range e.Deeds {
-		if is, certain := e.foreign(d); certain && is && len(d.Rules)+len(d.Elements)+d.Lost > 0 && d.pure() {
+		is, certain := e.foreign(d)
+		switch {
+		case d.New > 0:
+			f.Verdict, f.Why = Changed, "its owner changed it"
+		case is && certain && len(d.Rules)+len(d.Elements)+d.Lost > 0:
 			f.Verdict, f.Why = Emptied, "a process that is not its owner took parts of it"
 		}
 	}
