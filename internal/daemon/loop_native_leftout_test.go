@@ -102,7 +102,7 @@ func TestNativeTooLarge(t *testing.T) {
 		r.logs(1, 0)
 
 		k.again(bigOf(20))
-		r.after(2 * countEvery)
+		r.settled()
 		r.wantLeftOut()
 		r.logs(1, 1)
 		k.flushRuleset()
@@ -178,7 +178,7 @@ func TestNativeLeftOutIsTaken(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			leftOutNode(t, 60, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
 				test.do(k)
-				r.after(2 * countEvery)
+				r.after(3 * time.Second)
 				if test.want == "" {
 					r.wantReady()
 					r.logs(1, 1)

@@ -28,7 +28,24 @@ const (
 // A nativeLeftOut describes a table that is left out. Its nativeTable has no content.
 type nativeLeftOut struct {
 	units int       // at the last count, which ends where the table is too large
+	taken int       // rules and elements that commits have taken since
 	next  time.Time // not before: the next count
+}
+
+// take notes the deed of a commit. A table that was deleted, or has lost half of the rules and
+// elements of the last count, is counted without delay. o may be nil.
+func (o *nativeLeftOut) take(deed nativeDeed) {
+	if o == nil {
+		return
+	}
+	for _, all := range []map[string]int{deed.Rules, deed.Elements} {
+		for _, n := range all {
+			o.taken += n
+		}
+	}
+	if deed.Deleted || 2*o.taken > o.units {
+		o.next = time.Time{}
+	}
 }
 
 var errNativeTooMany = errors.New("native tables have more rules and elements than canaryd keeps: raise --max-rules and the memory limit, or remove rules and elements that are not needed")
@@ -58,7 +75,7 @@ func (d *Daemon) takeNativeLeftOut(ctx context.Context, st *state, seen *native.
 			d.leaveNativeOut(ctx, st, id, t, w)
 		}
 		t = r.tables[id]
-		t.out.units, t.out.next = w.Units(), now.Add(max(countEvery, countShare*took))
+		*t.out = nativeLeftOut{units: w.Units(), next: now.Add(max(countEvery, countShare*took))}
 		t.deeds = slices.DeleteFunc(t.deeds, func(deed nativeDeed) bool { return !nft.Newer(deed.Genid, seen.Genid) })
 		t.genid, t.read = seen.Genid, seen.At
 		t.rest(false)
@@ -81,7 +98,7 @@ func (d *Daemon) leaveNativeOut(ctx context.Context, st *state, id tableid.Table
 		r.disk.moved(time.Now())
 	}
 	if r.tables[id] = left; t.out == nil {
-		severity.Warnings(r.comings.log(ctx)).Error(errNativeTooMany, "A native table is left out: it is NOT guarded", "table", id.NFT(), "rulesAndElements", w.Rules)
+		severity.Warnings(r.comings.log(ctx)).Error(errNativeTooMany, "A native table is left out: it is NOT guarded", "table", id.NFT(), "rulesAndElementsAtLeast", w.Rules)
 	}
 }
 
