@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"maps"
 	"syscall"
 	"time"
 
@@ -42,7 +41,7 @@ func captureOthers(conn *nft.Conn, wanted func(nft.Table) bool, k knowledge) (*R
 	var doubtful *Ruleset
 	for range captures {
 		attempt := k
-		attempt.budget = k.budget.clone()
+		attempt.budget.Budget = k.budget.Clone()
 		r, err := capture(conn, wanted, attempt)
 		switch {
 		case errors.Is(err, nft.ErrInterrupted):
@@ -68,15 +67,18 @@ func capture(conn *nft.Conn, wanted func(nft.Table) bool, k knowledge) (*Ruleset
 	r := &Ruleset{Genid: genid, At: time.Now(), Tables: map[tableid.TableID]*Table{}, uses: map[tableid.TableID][]uint32{},
 		known: map[tableid.TableID]knownTable{}}
 	var ids []tableid.TableID
-	exist := map[tableid.TableID]bool{}
+	weights := map[tableid.TableID]nft.Weight{} // without those of deleted tables
 	err = conn.EachTable(func(t nft.Table) error {
 		id := t.Family.Table(t.Name)
-		if exist[id] = true; wanted(t) {
+		if w, known := k.budget.weights[id]; known {
+			weights[id] = w
+		}
+		if wanted(t) {
 			ids = append(ids, id)
 		}
 		return nil
 	})
-	maps.DeleteFunc(k.budget.weights, func(id tableid.TableID, _ nft.Weight) bool { return !exist[id] })
+	k.budget.weights = weights
 	for i := 0; i < len(ids) && err == nil; i++ {
 		var w nft.Weight
 		f := k.of(genid, ids[i])

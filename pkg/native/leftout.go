@@ -2,7 +2,6 @@ package native
 
 import (
 	"cmp"
-	"maps"
 
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/tableid"
@@ -26,9 +25,6 @@ func newBudget(most int) budget {
 		return cmp.Or(cmp.Compare(q.Units(), p.Units()), p.Part.Compare(q.Part))
 	}), map[tableid.TableID]nft.Weight{}}
 }
-
-// clone returns a copy for one attempt of a capture.
-func (b budget) clone() budget { return budget{b.Clone(), maps.Clone(b.weights)} }
 
 // mostOf returns the weight at which the read of a table is broken off; 0: it is read whole. A
 // table that is left out is read up to the weight at which it may return.
