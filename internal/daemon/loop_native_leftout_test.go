@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -10,7 +11,9 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/nativestore"
+	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/tableid"
 	"github.com/canaryd/canaryd/pkg/watch"
 )
@@ -221,5 +224,75 @@ func TestNativeMakesRoom(t *testing.T) {
 		r.settled()
 		r.wantReady()
 		k.wantNative(t, bigOf(20))
+	})
+}
+
+// TestNativeTooLargeToBeProved: while a table is lost, another one fills the limit. The lost table
+// is put back, and the read that would prove it leaves it out. The record says so, and the loop
+// tries no further.
+func TestNativeTooLargeToBeProved(t *testing.T) {
+	leftOutNode(t, 30, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
+		var many []string
+		for i := range 25 {
+			many = append(many, fmt.Sprint("service ", i))
+		}
+		k.flushRuleset()
+		k.again(tableOf(proxyTable, many...))
+		r.settled()
+		r.wantLeftOut("inet big")
+		k.wantNative(t, bigOf(30))
+		heals := k.count().heals
+		r.after(time.Minute)
+		if n := k.count().heals - heals; n != 0 {
+			t.Errorf("%d more replays", n)
+		}
+		if list := r.d.Status().Flushes; len(list) != 1 || list[0].Outcome != reload.Partial {
+			t.Errorf("the records are %+v", list)
+		}
+	})
+}
+
+// TestNativeTooLargeWithoutDaemon: check and restore compare no table that has become too large
+// since it was stored.
+func TestNativeTooLargeWithoutDaemon(t *testing.T) {
+	store := nativestore.New(t.TempDir(), nativestore.Identity{BootID: "b", NetNS: "n", Release: "6.18"})
+	leftOutNode(t, 10, setup{nativeStore: store}, func(t *testing.T, r *rig, k *fakeNative) {
+		r.after(2 * time.Second)
+		generation := r.present(bigTable)
+		r.stop()
+		k.sync(bigOf(60))
+		k.deleteTable(proxyTable)
+		k.with(func() { clear(k.witness) })
+		checked, err := store.CheckStored(k, everyTable)
+		must(t, err)
+		for _, row := range checked {
+			if want := map[string]string{"inet big": "unknown", "ip kube-proxy": "table_deleted"}[row.Table]; string(row.Verdict) != want {
+				t.Errorf("a check says %+v, want %s", row, want)
+			}
+		}
+		rows, err := store.RestoreStored(k, everyTable, false)
+		must(t, err)
+		if len(rows) != 1 || rows[0].Table != "ip kube-proxy" || rows[0].Outcome != reload.Proved {
+			t.Errorf("a restore says %+v", rows)
+		}
+		k.wantNative(t, bigOf(60))
+		_, _, err = store.RestoreGeneration(t.Context(), k, everyTable, api.RestoreRequest{Generation: generation})
+		if !errors.Is(err, nativestore.ErrTooLarge) {
+			t.Errorf("a restore of the generation: %v", err)
+		}
+	})
+}
+
+// TestNativeLimitIsLower: a restart with a lower --max-rules takes up a stored table that is too
+// large by now.
+func TestNativeLimitIsLower(t *testing.T) {
+	store := nativestore.New(t.TempDir(), nativestore.Identity{})
+	leftOutNode(t, 40, setup{nativeStore: store}, func(t *testing.T, r *rig, k *fakeNative) {
+		r.after(2 * time.Second)
+		r.stop()
+		k.limit(20)
+		next := run(t, loadedFake(t, iptables.NFT), setup{guarded: k, nativeStore: store})
+		next.settled()
+		next.wantLeftOut("inet big")
 	})
 }
