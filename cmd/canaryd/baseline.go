@@ -17,7 +17,8 @@ const aboutBaseline = `canaryd learns all rules of protected chains, whichever p
 a flush. This command lists the rules that canaryd learned since the last confirmation, chain by
 chain, jumps first. --confirm makes the present rules the baseline. With --generation it confirms
 only the listed rules, and no rule that a process added meanwhile. The baseline survives restarts.
-No verdict and no replay depends on it.
+No verdict and no replay depends on it. It has rules of iptables' tables only: canaryd compares no
+native table.
 Exit code: 0 no rule appeared or no baseline, 1 rules appeared, 2 baseline unusable or trouble.
 `
 
@@ -60,7 +61,7 @@ func baselineText(o *options, r api.BaselineReply) string {
 	case o.forget:
 		return "the " + baselineName(*r.Replaced) + " is forgotten\n"
 	case b == nil:
-		return fmt.Sprintf("no baseline is confirmed\nguarded now: %s\nto confirm it: canaryd baseline --confirm --generation %s\n", present, r.Present.ID)
+		return fmt.Sprintf("no baseline is confirmed\nguarded now: %s\n%sto confirm it: canaryd baseline --confirm --generation %s\n", present, notCompared(r), r.Present.ID)
 	case b.Error != "":
 		return "to replace it: canaryd baseline --confirm; to remove it: canaryd baseline --forget\n"
 	}
@@ -73,13 +74,21 @@ func baselineText(o *options, r api.BaselineReply) string {
 	if o.confirm && r.Replaced != nil {
 		fmt.Fprintf(&text, "it takes the place of the %s\n", baselineName(*r.Replaced))
 	}
-	fmt.Fprintf(&text, "guarded now: %s; %s\n", present, sinceText(*b))
+	fmt.Fprintf(&text, "guarded now: %s; %s\n%s", present, sinceText(*b), notCompared(r))
 	if len(r.Changes) == 0 {
 		return text.String()
 	}
 	writeChanges(&text, r)
 	fmt.Fprintf(&text, "\nto confirm these rules: canaryd baseline --confirm --generation %s\n", r.Present.ID)
 	return text.String()
+}
+
+// notCompared says that the baseline has no rules of native tables; "" if none is guarded.
+func notCompared(r api.BaselineReply) string {
+	if r.NativeTables == 0 {
+		return ""
+	}
+	return fmt.Sprintf("NOT compared: %s; a baseline has rules of iptables' tables only\n", count(r.NativeTables, "native table"))
 }
 
 // writeChanges writes the chains that differ from the baseline, and then the rules that
@@ -145,11 +154,15 @@ func sinceText(b api.Baseline) string {
 
 // baselineLine is a line of the status about the changes since the baseline; nothing without
 // one.
-func baselineLine(b *api.Baseline) string {
+func baselineLine(s api.Status) string {
+	b := s.Baseline
 	if b == nil {
 		return ""
 	}
 	line := fmt.Sprintf("%s: %s", baselineName(b.BaselineName), sinceText(*b))
+	if len(s.Native) > 0 {
+		line += " (native tables are not compared)"
+	}
 	if b.Reading {
 		line = "the confirmed baseline is being read"
 	}
@@ -164,13 +177,18 @@ func baselineLine(b *api.Baseline) string {
 
 // notInBaselineText names the lost rules of a flush that the baseline lacked; "" without a
 // baseline.
-func notInBaselineText(n *api.NotInBaseline) string {
+func notInBaselineText(f api.Flush) string {
+	n := f.NotInBaseline
 	if n == nil {
 		return ""
 	}
+	these := "these rules"
+	if len(f.Native) > 0 {
+		these = "these rules of iptables' tables"
+	}
 	name := fmt.Sprintf("the baseline that was confirmed at %s (generation %s)", n.Confirmed.UTC().Format(time.RFC3339), n.Generation)
 	if n.Rules == 0 {
-		return "all of these rules are in " + name + "\n"
+		return "all of " + these + " are in " + name + "\n"
 	}
 	var words []string
 	for _, c := range n.Chains {

@@ -57,6 +57,8 @@ func TestBaselineTexts(t *testing.T) {
 	none := api.BaselineReply{Present: api.Generation{ID: "ba9876543210", Rules: 460, Chains: 147}}
 	same := none
 	same.Baseline = &api.Baseline{BaselineName: confirmedAt(), Rules: 460, Chains: 147}
+	native := same
+	native.NativeTables = 2
 	replaced := same
 	name := confirmedAt()
 	replaced.Replaced = &name
@@ -71,6 +73,7 @@ func TestBaselineTexts(t *testing.T) {
 	}{
 		{"none", nil, none, exitOK, api.BaselineRequest{}},
 		{"same", nil, same, exitOK, api.BaselineRequest{}},
+		{"native", nil, native, exitOK, api.BaselineRequest{}},
 		{"appeared", nil, appeared(), exitNo, api.BaselineRequest{}},
 		{"broken", nil, broken, exitError, api.BaselineRequest{}},
 		{"confirmed", []string{"--confirm"}, same, exitOK, api.BaselineRequest{Confirm: true}},
@@ -117,6 +120,25 @@ func TestStatusOfABaseline(t *testing.T) {
 		}
 		if name == "" && strings.Contains(out.String(), "baseline") || !strings.Contains(out.String(), name) {
 			t.Errorf("want %q in\n%s", name, out.String())
+		}
+	}
+}
+
+// TestBaselineNextToNativeTables: status and flush records say that the baseline has none of their
+// rules.
+func TestBaselineNextToNativeTables(t *testing.T) {
+	s := status()
+	s.Baseline, s.Native = &api.Baseline{BaselineName: confirmedAt()}, []api.NativeTable{{Table: "ip kube-proxy", Verdict: "intact"}}
+	var out bytes.Buffer
+	if err := printStatus(&out, "table", s); err != nil {
+		t.Fatal(err)
+	}
+	f := s.Flushes[0]
+	f.NotInBaseline, f.Native = &api.NotInBaseline{BaselineName: confirmedAt()}, []api.NativeLoss{{Table: "ip kube-proxy"}}
+	out.WriteString(flushText(api.FlushReply{Flush: f}))
+	for _, want := range []string{"no rule appeared since (native tables are not compared)", "all of these rules of iptables' tables are in the baseline"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("want %q in\n%s", want, out.String())
 		}
 	}
 }

@@ -102,7 +102,7 @@ func flushText(r api.FlushReply) string {
 // native tables.
 func writeLost(b *strings.Builder, f api.Flush) {
 	fmt.Fprintf(b, "\nlost %s\n", f.Lost.Text(strconv.Itoa)+f.Lost.UnprotectedText())
-	b.WriteString(notInBaselineText(f.NotInBaseline))
+	b.WriteString(notInBaselineText(f))
 	rows := [][]string{{"FAMILY", "TABLE", "KIND", "CHAIN", "RULES", "BY"}}
 	for _, t := range f.TablesHit() {
 		rows = append(rows, []string{t.Family.String(), string(t.Table), string(t.Kind), fmt.Sprintf("%s, %s", count(t.Chains, "chain"), count(t.Jumps, "jump")), strconv.Itoa(t.Rules), plain(f.TakersOf(t))})

@@ -242,6 +242,11 @@ func TestStatusTable(t *testing.T) {
 		"status-left-out": func(s *api.Status) {
 			s.Families = map[rules.Family]api.Verdicts{rules.IPv4: verdicts(canary.Intact, canary.Intact, canary.Intact)}
 			s.LeftOut = []api.LeftOut{{Family: rules.IPv4, Table: rules.Nat, Chain: "KUBE-SVC-AAAAAAAAAAAAAAAA", Rules: 240000}, {Family: rules.IPv4, Table: rules.Filter, Chain: "OUTPUT", Rules: 120000}}
+			s.NativeLeftOut = []api.NativeLeftOut{{Family: "inet", Table: "inet blocklist", Rules: 100001}}
+		},
+		"status-left-out-lost": func(s *api.Status) {
+			s.Families = map[rules.Family]api.Verdicts{rules.IPv4: verdicts(canary.Intact, canary.Intact, canary.Intact)}
+			s.Native = []api.NativeTable{{Family: "inet", Table: "inet blocklist", Verdict: "table_deleted", Why: "the ruleset was flushed", Awaiting: true, LeftOut: true}}
 		},
 		"status-ownerless": func(s *api.Status) {
 			s.Families = map[rules.Family]api.Verdicts{rules.IPv4: verdicts(canary.Intact, canary.Intact, canary.Intact)}

@@ -106,7 +106,7 @@ func printStatus(w io.Writer, output string, s api.Status) error {
 func writeStatus(w io.Writer, s api.Status) {
 	fmt.Fprintf(w, "%s\n%s%s", healthText(w, s), guardsText(s), ownersText(s))
 	for _, text := range []string{
-		baselineLine(s.Baseline), line("keeper", s.KeeperText()), lastDrillText(w, s.LastDrill), line("standby", s.StandbyText(ago)) + "\n",
+		baselineLine(s), line("keeper", s.KeeperText()), lastDrillText(w, s.LastDrill), line("standby", s.StandbyText(ago)) + "\n",
 		decisionText(s.Decision), replaysText(s), sourceErrorsText(s.SourceErrors), refusedText(s.DeclaredRefused),
 		ownerlessText(s.RulesWithoutOwner), notGuardedText(s), ledToText(s.LedTo), acceptedText(s.Accepted), troubleText(s), nativeText(s),
 	} {

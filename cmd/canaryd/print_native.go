@@ -34,7 +34,11 @@ func nativeText(s api.Status) string {
 		if t.Verdict.Loss() {
 			text += fmt.Sprintf("table %s is %s: %s\n", api.TableCell(t.Table), t.Verdict, plain(t.Why))
 			if t.Awaiting {
-				text += "  it is not put back unasked: canaryd restore puts it back, canaryd dismiss accepts the loss\n"
+				end := "it is not put back unasked: canaryd restore puts it back"
+				if t.LeftOut {
+					end = "only its owner can put it back"
+				}
+				text += "  " + end + ", canaryd dismiss accepts the loss\n"
 			}
 		}
 		waiting := map[string]int{}
@@ -58,6 +62,9 @@ func nativeText(s api.Status) string {
 	text += witnessText(s.Native)
 	if s.NativeOverLimit > 0 {
 		text += fmt.Sprintf("NOT guarded: %s; canaryd guards at most %d and prefers tables that --protect names one by one, so name fewer\n", count(s.NativeOverLimit, "native table"), protect.MaxNative)
+	}
+	for _, l := range s.NativeLeftOut {
+		text += fmt.Sprintf("NOT guarded: %s; there are more in native tables than canaryd keeps (--max-rules)\n", l)
 	}
 	return text
 }

@@ -183,7 +183,10 @@ func writeTableChanges(w io.Writer, reply api.RestoreReply, adds, removes string
 		}
 		family, table, _ := strings.Cut(c.Name(), " ")
 		row := []string{family, table, countsText(c.Adds), removed}
-		if marked {
+		switch {
+		case marked && c.Native:
+			row = append(row, "not compared")
+		case marked:
 			row = append(row, count(c.NotInBaseline, "rule"))
 		}
 		rows = append(rows, row)

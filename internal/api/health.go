@@ -353,14 +353,20 @@ func (s Status) NotGuarded() string {
 	if n := len(s.LeftOut); n > 0 {
 		what = append(what, "the rules of "+CountText(n, LeftOutShown, "chain"))
 	}
-	if n := s.NativeOverLimit; n > 0 {
+	if n := s.NativeNotGuarded(); n > 0 {
 		what = append(what, CountText(n, math.MaxInt, "native table"))
 	}
-	if len(what) == 0 {
+	switch {
+	case len(what) == 0:
 		return ""
+	case len(s.LeftOut) == 0 && s.NativeNotGuarded() == 1:
+		return what[0] + " is not guarded"
 	}
 	return strings.Join(what, " and ") + " are not guarded"
 }
+
+// NativeNotGuarded counts the native tables above canaryd's limits of tables and of rules.
+func (s Status) NativeNotGuarded() int { return s.NativeOverLimit + len(s.NativeLeftOut) }
 
 // joined joins the parts that are not empty.
 func joined(by string, parts ...string) string {

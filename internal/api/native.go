@@ -47,6 +47,9 @@ type NativeTable struct {
 	// Awaiting means that the table is lost and waits for its owner or an operator: for
 	// `canaryd restore` or `canaryd dismiss`.
 	Awaiting bool `json:"awaiting,omitempty"`
+	// LeftOut means that the lost table was left out (Status.NativeLeftOut), so canaryd cannot put
+	// it back: only its owner or `canaryd dismiss` ends the loss.
+	LeftOut bool `json:"leftOut,omitempty"`
 	// Unreplayable is why the kernel would not take the table again. UnreplayableParts counts
 	// the parts that it would not take; 0 means the whole table.
 	Unreplayable      string `json:"unreplayable,omitempty"`
@@ -60,6 +63,21 @@ type NativeTable struct {
 	// Witness is the empty table of its family that a flush of the ruleset also deletes. It is
 	// empty if there is none; canaryd may then take a flush for the owner's doing.
 	Witness string `json:"witness,omitempty"`
+}
+
+// A NativeLeftOut is a native table that is not guarded, because all native tables have more rules
+// and elements than canaryd keeps (--max-rules).
+type NativeLeftOut struct {
+	Family string `json:"family"` // as nftables has it, such as "ip"
+	Table  string `json:"table"`  // with its family, such as "ip kube-proxy"
+	// Rules counts its rules and elements, long ones more than once. The last count may have ended
+	// where the table was too large.
+	Rules int `json:"rules"`
+}
+
+// String names the table and counts its rules and elements.
+func (l NativeLeftOut) String() string {
+	return fmt.Sprintf("table %s: it holds %d rules and elements, or more", TableCell(l.Table), l.Rules)
 }
 
 // A NativeQuarantined is a part of a native table in quarantine, in a Status. Text and Reason leave

@@ -30,6 +30,9 @@ type BaselineReply struct {
 	More    int              `json:"more,omitempty"`
 	// Replaced is the baseline that this request replaced or removed.
 	Replaced *BaselineName `json:"replaced,omitempty"`
+	// NativeTables counts the guarded native tables. A baseline has rules of iptables' tables only,
+	// so no Changes are of these.
+	NativeTables int `json:"nativeTables,omitempty"`
 }
 
 // A BaselineChange says how one chain differs from the baseline.

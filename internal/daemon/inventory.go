@@ -167,10 +167,10 @@ func (st *state) unguardedNow() *api.Unguarded {
 }
 
 // guardsPackets reports whether a native table that is guarded decides on packets: it has rules, or
-// a base chain, which has a policy.
+// a base chain, which has a policy. A table that is left out may decide, too.
 func (r *nativeRealm) guardsPackets() bool {
 	return anyOf(r.tables, func(t *nativeTable) bool {
-		return slices.ContainsFunc(t.want.Chains, func(c native.Chain) bool { return c.Base || len(c.Rules) > 0 })
+		return t.out != nil || slices.ContainsFunc(t.want.Chains, func(c native.Chain) bool { return c.Base || len(c.Rules) > 0 })
 	})
 }
 

@@ -304,3 +304,16 @@ func TestBaselineOfManyChanges(t *testing.T) {
 		}
 	})
 }
+
+// TestABaselineHasNoNativeTables: the reply counts the guarded native tables, because the baseline
+// has no rules of them.
+func TestABaselineHasNoNativeTables(t *testing.T) {
+	nativeNode(t, setup{store: openStore(t, t.TempDir(), identity(iptables.NFT))}, func(t *testing.T, r *rig, k *fakeNative) {
+		r.baseline(api.BaselineRequest{Confirm: true})
+		k.addRule(proxyTable, "poison")
+		r.settled()
+		if reply := r.baseline(api.BaselineRequest{}); reply.NativeTables != 2 || len(reply.Changes) != 0 {
+			t.Errorf("the reply is %+v", reply)
+		}
+	})
+}

@@ -147,6 +147,7 @@ type nativeTable struct {
 	// requests a full sync from kube-proxy.
 	replayed bool
 	fullSync pace.Retry
+	out      *nativeLeftOut // nil: the table is not left out
 }
 
 // A nativeDeed is the effect of a commit on a table, with its author and time.

@@ -66,10 +66,13 @@ type fakeNative struct {
 	riding     []native.Repair
 	planted    map[tableid.Family]string
 	rode       int
-	unrideable bool   // riders are refused
-	committed  func() // runs right after a write with a rider, once
-	boarding   func() // runs between a read and the write that depends on it, once
-	asks       int    // number of calls of wake
+	unrideable bool                         // riders are refused
+	committed  func()                       // runs right after a write with a rider, once
+	boarding   func()                       // runs between a read and the write that depends on it, once
+	asks       int                          // number of calls of wake
+	budget     *nft.Budget[tableid.TableID] // nil: no limit
+	weights    map[tableid.TableID]nft.Weight
+	read       map[tableid.TableID]int // how often each table was read
 	open       bool
 }
 
@@ -468,6 +471,7 @@ func (k *fakeNative) Capture(wanted func(nft.Table) bool) (*native.Ruleset, erro
 			r.Tables[id] = t
 		}
 	}
+	k.leaveTablesOut(r)
 	if after := k.after; after != nil {
 		k.after = nil
 		k.mu.Unlock()
@@ -475,6 +479,29 @@ func (k *fakeNative) Capture(wanted func(nft.Table) bool) (*native.Ruleset, erro
 		k.mu.Lock()
 	}
 	return r, errors.Join(k.fault(), k.brokenReads)
+}
+
+// limit sets a limit of the rules and elements of all tables.
+func (k *fakeNative) limit(most int) {
+	k.weights, k.read = map[tableid.TableID]nft.Weight{}, map[tableid.TableID]int{}
+	k.budget = nft.NewBudget(most, func(p, q nft.Weighed[tableid.TableID]) int {
+		return cmp.Or(cmp.Compare(q.Units(), p.Units()), p.Part.Compare(q.Part))
+	})
+}
+
+// leaveTablesOut takes the tables that are too large out of a read; k.mu must be held.
+func (k *fakeNative) leaveTablesOut(r *native.Ruleset) {
+	if k.budget == nil {
+		return
+	}
+	maps.DeleteFunc(k.weights, func(id tableid.TableID, _ nft.Weight) bool { return k.tables[id] == nil })
+	for id, t := range r.Tables {
+		_, rules, elements := t.Counts()
+		k.weights[id] = nft.Weight{Rules: rules + elements}
+		k.read[id]++
+	}
+	r.LeftOut, _ = k.budget.Choose(k.weights)
+	maps.DeleteFunc(r.Tables, func(id tableid.TableID, _ *native.Table) bool { _, left := r.LeftOut[id]; return left })
 }
 
 func (k *fakeNative) Witness(family tableid.Family) (native.Witness, error) {

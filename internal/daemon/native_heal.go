@@ -170,6 +170,8 @@ func (d *Daemon) planNative(ctx context.Context, st *state, wanted func(*nativeT
 		}
 		t, remedy := r.tables[id], f.Remedy
 		switch {
+		case t.out != nil:
+			remedy = native.NoRemedy
 		case asked:
 			remedy = nativestore.AskedRemedy(f, plan.seen.Tables[id])
 		case t.old:

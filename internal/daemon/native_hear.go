@@ -106,6 +106,7 @@ func (d *Daemon) takeDeed(r *nativeRealm, id tableid.TableID, deed nativeDeed) {
 	if !deed.Deleted || deed.Made != 0 {
 		t.wrote = d.heardAt(deed.commit, time.Now())
 	}
+	t.out.take(deed)
 	t.deeds = append(t.deeds, deed)
 	t.touch(deed.since, time.Now(), deed.MayTake())
 }

@@ -47,7 +47,7 @@ func (d *Daemon) learnBefore(ctx context.Context, st *state, c native.Commit) {
 	for id, before := range c.Before {
 		t := st.native.tables[id]
 		switch {
-		case t == nil || t.want == nil || t.missed || t.old || t.accept || t.lost() || t.dirty.IsZero():
+		case t == nil || t.want == nil || t.out != nil || t.missed || t.old || t.accept || t.lost() || t.dirty.IsZero():
 			continue
 		case !nft.Newer(before.Genid, t.genid) || before.Table == t.want:
 			continue
@@ -73,6 +73,7 @@ func (d *Daemon) adopt(ctx context.Context, st *state, now nativeLearned) {
 		chains, rules, elements := now.Table.Counts()
 		r.comings.log(ctx).Info("A native table is guarded", "table", now.id.NFT(), "chains", chains, "rules", rules, "elements", elements)
 	}
+	t.returned(r.comings.log(ctx), now.Table)
 	if moved && len(t.held) > 0 {
 		d.holdOn(ctx, st, t, now)
 	}
@@ -133,6 +134,7 @@ func (d *Daemon) refreshNative(ctx context.Context, st *state) {
 	if err != nil {
 		return // a read or a look says why
 	}
+	d.takeNativeLeftOut(ctx, st, now, nil, 0)
 	for id, table := range now.Tables {
 		// A table with a new commit is judged by its own read.
 		if t := r.tables[id]; resting(t) && now.Digest(id) == t.digest && table.Handle == t.want.Handle {

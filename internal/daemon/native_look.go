@@ -39,7 +39,7 @@ func (d *Daemon) lookNative(ctx context.Context, st *state) {
 	r.hinted = time.Time{}
 	d.seekSwitch(st)
 	r.planReads(now)
-	if r.begun && !r.all && r.readAt.IsZero() {
+	if r.knowsAll() {
 		r.known = now
 	}
 }
@@ -58,6 +58,8 @@ func (r *nativeRealm) planReads(now time.Time) {
 		case t.dirty.IsZero():
 		case t.gone():
 			plan(pace.Latest(now, t.reportAt))
+		case t.out != nil:
+			plan(pace.Latest(pace.Latest(now, t.countAt()), r.pace.ready))
 		case t.urgent:
 			plan(pace.Latest(now, r.pace.alarmAt()))
 		default:
@@ -145,7 +147,7 @@ func (r *nativeRealm) finishRead(end time.Time, seen nativeSight, alarm bool) {
 		r.pace.spend(end, seen.took, alarm)
 	}
 	r.planReads(end)
-	if r.begun && !r.all && r.readAt.IsZero() {
+	if r.knowsAll() {
 		r.known = end
 	}
 }
@@ -174,7 +176,9 @@ type nativeChoice struct {
 	// The results of the choice: new tables, tables beyond the limit, and immune tables. A read
 	// may be begun several times.
 	fresh, overLimit, immune map[tableid.TableID]bool
-	passed                   bool // there is a new table that is not wanted yet
+	// exist are the tables that exist, and counted those that are left out and counted again.
+	exist, counted map[tableid.TableID]bool
+	passed         bool // there is a new table that is not wanted yet
 }
 
 // takes reports whether this read includes a table of the kernel's list. sightNative passes
@@ -182,16 +186,21 @@ type nativeChoice struct {
 // them), and tables for which there is no room.
 func (c *nativeChoice) takes(t nft.Table) bool {
 	id := t.Family.Table(t.Name)
-	switch {
-	case !c.d.cfg.Native.Protects(id):
+	if !c.d.cfg.Native.Protects(id) {
 		return false
+	}
+	known := c.r.tables[id]
+	switch c.exist[id] = true; {
 	case !c.wanted(id):
-		c.passed = c.passed || c.r.tables[id] == nil && !c.r.immune[id]
+		c.passed = c.passed || known == nil && !c.r.immune[id]
 		return false
 	case t.Owner != 0:
 		c.immune[id] = true
 		return false
-	case c.r.tables[id] != nil:
+	case known != nil && known.out != nil:
+		c.counted[id] = !time.Now().Before(known.countAt())
+		return c.counted[id]
+	case known != nil:
 		return true
 	case !c.fresh[id] && !c.r.room(id, c.d.cfg.Native.Named, c.fresh):
 		c.overLimit[id] = true
@@ -223,11 +232,12 @@ func (d *Daemon) sightNative(ctx context.Context, st *state, read func(func(nft.
 	r, start := &st.native, time.Now()
 	seen, every := nativeSight{findings: map[tableid.TableID]native.Finding{}}, true
 	judged := map[tableid.TableID]bool{} // as wanted now: later commits change that
-	for id := range r.tables {
+	for id, t := range r.tables {
 		judged[id] = wanted(id)
-		every = every && judged[id]
+		every = every && (judged[id] || t.out != nil)
 	}
-	choice, fresh := nativeChoice{d, r, wanted, map[tableid.TableID]bool{}, map[tableid.TableID]bool{}, map[tableid.TableID]bool{}, false}, r.fresh
+	none := func() map[tableid.TableID]bool { return map[tableid.TableID]bool{} }
+	choice, fresh := nativeChoice{d, r, wanted, none(), none(), none(), none(), none(), false}, r.fresh
 	var err error
 	seen.Ruleset, err = read(choice.takes)
 	seen.took = time.Since(start)
@@ -256,8 +266,14 @@ func (d *Daemon) sightNative(ctx context.Context, st *state, read func(func(nft.
 			delete(r.tables, id)
 		}
 	}
+	d.takeNativeLeftOut(ctx, st, seen.Ruleset, choice.counted, seen.took)
 	for id, t := range r.tables {
-		if judged[id] {
+		if t.out != nil && choice.exist[id] && seen.Tables[id] == nil {
+			t.missed = false // it is not judged
+			if _, left := seen.LeftOut[id]; !left {
+				t.countSoon(time.Now())
+			}
+		} else if judged[id] {
 			seen.findings[id] = d.inTurn(r, id, t, d.judgeNative(id, t, seen, stand))
 		}
 	}
@@ -324,7 +340,10 @@ func (d *Daemon) judgeNative(id tableid.TableID, t *nativeTable, seen nativeSigh
 	if t.lost() && t.finding.Remedy != native.NoRemedy && t.dirty.IsZero() && !t.missed {
 		return t.finding // no commit since; the evidence of a flush, such as a lost witness, may be gone by now
 	}
-	e := native.Evidence{Was: t.want, Now: seen.Tables[id], Missed: t.missed || t.old || t.finding.Open(), Habits: owners.HabitsOf(id)}
+	e := native.Evidence{Was: t.want, Now: seen.Tables[id], Unread: t.out != nil, Missed: t.missed || t.old || t.finding.Open(), Habits: owners.HabitsOf(id)}
+	if e.Now == nil && e.Unread && t.finding.Verdict == native.TableDeleted {
+		return t.finding
+	}
 	if e.Now == nil && t.finding.Verdict == native.Unattributed {
 		if t.switched {
 			return native.Finding{Verdict: native.Changed, Why: "kube-proxy is at work in iptables mode and has deleted it"}

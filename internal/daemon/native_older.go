@@ -24,6 +24,9 @@ func (d *Daemon) nativeBehind(st *state) *reload.Behind {
 	b := &reload.Behind{Stored: d.cfg.Native.Store.Index(), Saved: r.disk.keptAt, Changes: r.disk.changes - r.disk.keptChanges}
 	for _, id := range r.ids() {
 		t := r.tables[id]
+		if t.out != nil {
+			continue
+		}
 		b.Tables = append(b.Tables, reload.BehindTable{Name: id.NFT(), ID: nativestore.IDOf(t.digest), Witness: t.witness})
 	}
 	return b

@@ -35,6 +35,8 @@ func (p *nativePace) allows(t *nativeTable, now time.Time) bool {
 		return false
 	case t.gone():
 		return true
+	case t.out != nil:
+		return !now.Before(t.countAt()) && !now.Before(p.ready)
 	}
 	return t.urgent && !now.Before(p.alarmAt()) || !now.Before(p.ready)
 }
@@ -59,7 +61,7 @@ func (p *nativePace) interrupted(now time.Time) {
 // pace counts it apart. Tables that are gone need no read.
 func (r *nativeRealm) alarmed(wanted func(tableid.TableID) bool) bool {
 	for id, t := range r.tables {
-		if t.urgent && !t.gone() && wanted(id) {
+		if t.urgent && t.out == nil && !t.gone() && wanted(id) {
 			return true
 		}
 	}

@@ -147,6 +147,7 @@ func (d *Daemon) addNativeLoss(st *state, r *api.Flush, id tableid.TableID) {
 			loss.Elements += c.Lost
 		}
 	}
+	r.Lost.Unread = r.Lost.Unread || t.out != nil
 	loss.Parts, loss.More = lostParts(t)
 	loss.By = flushes.Accuse(r, d.takersOf(t))
 	r.CulpritsMissed = r.CulpritsMissed || t.missed && len(loss.By) > 0
@@ -267,9 +268,13 @@ func (d *Daemon) reportNative(ctx context.Context, st *state, id tableid.TableID
 	}
 	room := flushes.DiffRoom()
 	d.write(ctx, record, flushes.NativeDiff([]flushes.LostTable{{Want: t.want, Now: now}}, &room))
-	klog.FromContext(ctx).Error(errors.New(t.finding.Why), awaitDecision,
+	choices := []any{"acceptTheLoss", dismissCommand}
+	if t.out == nil {
+		choices = append([]any{"bringThemBack", restoreCommand}, choices...)
+	}
+	klog.FromContext(ctx).WithValues(choices...).Error(errors.New(t.finding.Why), awaitDecision,
 		"flush", record.ID, "tables", id.NFT()+" "+string(t.finding.Verdict), "rules", record.Lost.Rules, "chains", record.Lost.Chains, "elements", record.Lost.Elements,
-		"by", flushes.CulpritsText(record), "bringThemBack", restoreCommand, "acceptTheLoss", dismissCommand)
+		"by", flushes.CulpritsText(record))
 }
 
 // nativeBack notes that a table is as its owner wants it: its open losses are over. stands is

@@ -102,6 +102,13 @@ func (a *nativeAsked) take(plan nativePlan) {
 // of tables that are still lost, or gets a row of its own.
 func (a nativeAsked) rows(tables map[tableid.TableID]*nativeTable, dry bool, err error) []api.NativeRestored {
 	rows, unsaid := nativestore.Outcomes(nil, a.left), err
+	for i := range rows {
+		for id, t := range tables {
+			if t.out != nil && rows[i].Table == id.NFT() {
+				rows[i].Detail = errOwnerOnly.Error()
+			}
+		}
+	}
 	for id, want := range a.wanted {
 		outcome, why := a.back[id], error(nil)
 		switch t := tables[id]; {
@@ -127,6 +134,8 @@ func (a nativeAsked) rows(tables map[tableid.TableID]*nativeTable, dry bool, err
 var (
 	// errOwnerFaster: its owner has written a table while it was put back.
 	errOwnerFaster = errors.New("its owner has written it meanwhile")
+	// errOwnerOnly: a lost table was left out, so canaryd has none of its content.
+	errOwnerOnly = errors.New("it had too many rules and elements (--max-rules); its owner has to write it again, or `canaryd dismiss` accepts it")
 )
 
 // endAsked ends the records of the tables that a restore wrote, as far as that is proved. An

@@ -19,6 +19,9 @@ func (d *Daemon) publishNative(st *state, s *api.Status) {
 	s.Native = []api.NativeTable{}
 	for _, id := range r.ids() {
 		t := r.tables[id]
+		if t.out != nil && !t.lost() {
+			continue
+		}
 		row := api.NativeTable{Family: id.Family.NFT(), Table: id.NFT(), Verdict: canary.Verdict(t.finding.Verdict), Why: t.finding.Why, Captured: t.read}
 		row.Chains, row.Rules, row.Elements = t.want.Counts()
 		if !t.lost() && (!r.begun || r.all || r.trouble.There()) {
@@ -30,6 +33,7 @@ func (d *Daemon) publishNative(st *state, s *api.Status) {
 		row.Quarantined, row.UnreplayableParts = nativestore.PublishHeld(t.held), len(t.refusedParts)
 		row.Generation = nativestore.IDOf(t.digest)
 		row.Unreplayable, row.Awaiting = t.refused.What, r.waiting[id] != nil
+		row.LeftOut = t.out != nil
 		row.Standby, row.Witness = d.nativeStandbyOf(st, id), r.witness[id.Family].Table
 		s.Native = append(s.Native, row)
 	}
@@ -44,7 +48,7 @@ func (d *Daemon) publishNative(st *state, s *api.Status) {
 	case !r.begun:
 		s.NativeError = "they were not read yet"
 	}
-	s.NativeOverLimit = r.overLimit
+	s.NativeOverLimit, s.NativeLeftOut = r.overLimit, r.leftOut()
 	for _, k := range r.disk.kept {
 		s.NativeStored = append(s.NativeStored, api.StoredNativeGeneration{ID: k.ID, Family: k.Family, Table: k.Name, Captured: k.Captured,
 			Made: k.Made, Chains: k.Chains, Rules: k.Rules, Elements: k.Elements, Foreign: k.Foreign})

@@ -70,6 +70,9 @@ func (d *Daemon) saveNative(ctx context.Context, st *state) {
 	stored := nativestore.Stored{Confirmed: r.disk.confirmed, Tables: []nativestore.Row{}}
 	for _, id := range r.ids() {
 		t := r.tables[id]
+		if t.out != nil {
+			continue
+		}
 		row := nativestore.Row{Witness: t.witness, Verdict: t.finding.Verdict, Held: t.held, HeldFor: t.heldFor,
 			Generation: nativestore.GenerationOf(t.want, t.digest, t.made, t.captured, up-start.Sub(t.leftAt))}
 		if len(t.policies.Drops) > 0 {

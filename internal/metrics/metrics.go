@@ -172,7 +172,7 @@ func (m *Metrics) followStatus(b builder) {
 		{"awaiting_decision", "Whether a loss or a damaged stored file waits for a decision.", func(s *api.Status) float64 {
 			return truth(s.Decision != nil || s.NativeAwaiting() || len(s.StateUnread) > 0)
 		}},
-		{"native_tables_not_guarded", "Native tables above the limit of 64.", func(s *api.Status) float64 { return float64(s.NativeOverLimit) }},
+		{"native_tables_not_guarded", "Native tables above the limit of 64 tables, or above --max-rules.", func(s *api.Status) float64 { return float64(s.NativeNotGuarded()) }},
 	} {
 		register(b, prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: namespace, Name: g.name, Help: g.help}, func() float64 { return g.value(m.status.Load()) }))
 	}

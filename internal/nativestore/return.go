@@ -33,6 +33,9 @@ func (s *Store) Return(kernel Kernel, want Generation, uptime func() time.Durati
 // ErrNotProtected means that --protect does not name the table.
 var ErrNotProtected = errors.New("--protect does not name it")
 
+// ErrTooLarge means that a table is left out, because all tables have too many rules and elements.
+var ErrTooLarge = errors.New("it exists and is too large to be read: raise --max-rules and the memory limit")
+
 // MayRestore returns why a stored generation must not be put into force here; nil if it may be.
 // It is foreign, or protects does not name its table.
 func (s *Store) MayRestore(g Generation, protects func(tableid.TableID) bool) error {
@@ -75,6 +78,9 @@ func (n returning) do(r api.RestoreRequest) (Returned, error) {
 		seen, err := n.kernel.Capture(func(t nft.Table) bool { return t.Family.Table(t.Name) == n.want.Table.ID })
 		if err != nil {
 			return Returned{}, err
+		}
+		if _, left := seen.LeftOut[n.want.Table.ID]; left {
+			return Returned{}, fmt.Errorf("table %s: %w", n.want.Name, ErrTooLarge)
 		}
 		now := seen.Tables[n.want.Table.ID]
 		if now != nil && now.Immune() {

@@ -7,8 +7,8 @@
 // [Store.List] and [Store.Show] are for people.
 //
 // Callers distinguish [ErrNotProtected], [ErrOwnersNewer], [ErrNotInForce], [ErrOwnerWrote],
-// [ErrDevicesLeft] and [ErrNoNFTables]. Load returns the readable tables together with its error. A
-// Store is for one goroutine; only Show may be called by any.
+// [ErrDevicesLeft], [ErrTooLarge] and [ErrNoNFTables]. Load returns the readable tables together
+// with its error. A Store is for one goroutine; only Show may be called by any.
 package nativestore
 
 import (

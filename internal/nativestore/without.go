@@ -149,6 +149,10 @@ func (s Stored) judge(kernel Kernel, seen *native.Ruleset, protects func(tableid
 		if err != nil {
 			return nil, err
 		}
+		if _, left := seen.LeftOut[id]; left {
+			all = append(all, storedFinding{t.Generation, native.Finding{Verdict: native.Verdict(canary.Unknown), Why: ErrTooLarge.Error()}, t.Held})
+			continue
+		}
 		all = append(all, storedFinding{t.Generation, native.Judge(native.Evidence{Was: want, Now: seen.Tables[id], Missed: true,
 			Habits: owners.HabitsOf(id), WitnessLost: t.Witness != "" && witness.Nonce != t.Witness}), t.Held})
 	}
@@ -164,6 +168,7 @@ func (s Stored) repairs(kernel Kernel, seen *native.Ruleset, protects func(table
 		want, now := j.generation.Table, seen.Tables[j.generation.Table.ID]
 		switch remedy := AskedRemedy(j.finding, now); {
 		case now != nil && now.Immune(): // no other process can write it, nor flush it
+		case j.finding.Verdict == native.Verdict(canary.Unknown):
 		case remedy != native.NoRemedy:
 			all = append(all, native.NewRepair(remedy, want, now, up-j.generation.Read))
 		case Lost(j.finding.Verdict):

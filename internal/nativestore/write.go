@@ -117,7 +117,9 @@ func writeAndProve(kernel Kernel, genid uint32, repairs []native.Repair) (w Writ
 	for _, repair := range repairs {
 		if id := repair.Want.ID; !repair.Repaired(w.Proof.Tables[id], len(w.left) > 0) {
 			why := ErrNotInForce
-			if w.Proof.Genid != nft.Following(genid) {
+			if _, left := w.Proof.LeftOut[id]; left {
+				why = ErrTooLarge
+			} else if w.Proof.Genid != nft.Following(genid) {
 				why = ErrOwnerWrote
 			}
 			w.err = fmt.Errorf("%s: %w", id.NFT(), why)

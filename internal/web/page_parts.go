@@ -73,6 +73,8 @@ func nativeWarnings(s api.Status) []pageWarning {
 	awaiting := pageWarning{Name: "native-awaiting", Alert: "CanarydAwaitingDecision", Class: "bad", Title: "Native tables are lost and not put back unasked.",
 		Text: "Their owner may have meant it.", Choices: []api.Choice{
 			{If: "the tables are still needed", Command: "canaryd restore"}, {If: "their owner meant it", Command: "canaryd dismiss"}}}
+	gone := pageWarning{Name: "native-gone", Alert: "CanarydAwaitingDecision", Class: "bad", Title: "Native tables are lost, and canaryd cannot put them back.",
+		Text: "They had more rules and elements than canaryd keeps (--max-rules). Their owner has to write them again. To accept the loss:", Command: "canaryd dismiss"}
 	refused := pageWarning{Name: "native-refused", Alert: "CanarydNativeTableRefused", Class: "bad", Title: "Native tables could not be put back whole.",
 		Text: "The kernel would not take them, or parts of them, again if they were lost. Which, and why:", Command: "canaryd status"}
 	quarantined := pageWarning{Name: "native-quarantine", Alert: "CanarydReplayPartial", Class: "bad", Title: "Parts of native tables cannot be put back.",
@@ -81,14 +83,17 @@ func nativeWarnings(s api.Status) []pageWarning {
 		if t.QuarantinedParts > 0 {
 			quarantined.Chains = append(quarantined.Chains, api.TableCell(t.Table))
 		}
-		if t.Awaiting {
+		switch {
+		case t.LeftOut:
+			gone.Chains = append(gone.Chains, api.TableCell(t.Table))
+		case t.Awaiting:
 			awaiting.Chains = append(awaiting.Chains, api.TableCell(t.Table))
 		}
 		if t.Unreplayable != "" {
 			refused.Chains = append(refused.Chains, api.TableCell(t.Table))
 		}
 	}
-	for _, w := range []pageWarning{awaiting, refused, quarantined} {
+	for _, w := range []pageWarning{awaiting, gone, refused, quarantined} {
 		if len(w.Chains) > 0 {
 			list = append(list, w)
 		}
@@ -96,6 +101,14 @@ func nativeWarnings(s api.Status) []pageWarning {
 	if n := s.NativeOverLimit; n > 0 {
 		list = append(list, pageWarning{Name: "native-beyond", Alert: "CanarydNativeTablesNotGuarded", Class: "bad", Title: fmt.Sprintf("%d more native tables are not guarded.", n),
 			Text: "There are more than canaryd guards; name fewer with --protect. Which there are:", Command: "canaryd detect"})
+	}
+	if n := len(s.NativeLeftOut); n > 0 {
+		w := pageWarning{Name: "native-leftout", Alert: "CanarydNativeTablesNotGuarded", Class: "bad", Title: "Native tables are not guarded.",
+			Text: "Native tables have more rules and elements than canaryd keeps (--max-rules). Lost rules of these are not put back.", Command: "canaryd status"}
+		for _, l := range s.NativeLeftOut[:min(n, 5)] {
+			w.Chains = append(w.Chains, api.TableCell(l.Table))
+		}
+		list = append(list, w)
 	}
 	return list
 }

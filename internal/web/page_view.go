@@ -226,6 +226,8 @@ func lossLines(s api.Status, lost []api.TableVerdict, unknown []string, now time
 	switch {
 	case s.Decision != nil:
 		next = "They were lost while canaryd did not run, and are not put back unasked."
+	case onlyAwaiting(s, lost) && slices.ContainsFunc(s.Native, func(t api.NativeTable) bool { return t.LeftOut }):
+		next = "They are not put back unasked: canaryd status has the choices for each."
 	case onlyAwaiting(s, lost):
 		next = "They are not put back unasked: canaryd restore puts them back, canaryd dismiss accepts the loss."
 	case s.Mode == api.Observe:
@@ -306,7 +308,7 @@ func tablesOf(lost []api.TableVerdict) string {
 func inForceLines(s api.Status, now time.Time) []string {
 	lines := []string{"All rules that ought to be in force are."}
 	switch n := s.Generation.Rules + s.NativeCounts().Rules; {
-	case len(s.LeftOut) > 0 && n == 0:
+	case len(s.LeftOut)+len(s.NativeLeftOut) > 0 && n == 0:
 		lines[0] = "All else that ought to be in force is."
 	case n > 0:
 		lines[0] = s.GuardedText(countText) + " are in force."

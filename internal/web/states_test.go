@@ -72,6 +72,8 @@ func pageStates() map[string]api.Status {
 		s.SourceErrors = make([]api.SourceError, 7)
 		s.PolicyDrops = []api.PolicyDrop{{Family: rules.IPv4, Table: "filter", Chain: "INPUT", Was: "ACCEPT", Since: pageTime.Add(-time.Hour)}}
 		s.LeftOut = []api.LeftOut{{Family: rules.IPv4, Table: rules.Nat, Chain: "<script>"}}
+		s.NativeLeftOut = []api.NativeLeftOut{{Family: "ip", Table: "ip <i>", Rules: 100001}}
+		s.Native = append(s.Native, api.NativeTable{Family: "ip", Table: "ip gone", Verdict: canary.TableDeleted, Awaiting: true, LeftOut: true})
 		s.LastDrill = &api.DrillEnd{Time: pageTime.Add(-time.Hour), Result: api.DrillFailed}
 		s.StateError, s.JournalError = "read-only <file> system", "no space left on device"
 		s.LearningPendingSince = pageTime.Add(-3 * time.Minute)

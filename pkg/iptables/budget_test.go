@@ -66,7 +66,7 @@ func TestWhichChainsAreLeftOut(t *testing.T) {
 				var names []string
 				kept := 0
 				for p, w := range all {
-					if left[p] {
+					if _, is := left[p]; is {
 						names = append(names, p.Chain)
 					} else {
 						kept += w.Units()
@@ -86,7 +86,7 @@ func TestWhichChainsAreLeftOut(t *testing.T) {
 
 func TestWithoutALimitNothingIsLeftOut(t *testing.T) {
 	b := newBudget(0, "", nil)
-	if out, _ := b.Choose(nat("KUBE-A=1000000")); out != nil || !b.fits(1e6) {
+	if out, _ := b.Choose(nat("KUBE-A=1000000")); out != nil || !b.Fits(1e6) {
 		t.Errorf("left out: %v", out)
 	}
 }

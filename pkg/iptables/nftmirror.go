@@ -37,7 +37,7 @@ func (k *Kernel) newMirror(r nftReader) *mirror {
 			Family: family,
 			Tables: func(name string) bool { return tableName(name) != "" },
 			Rules:  f.lexicon,
-			Budget: budget,
+			Budget: budget.Budget,
 			View:   f,
 		})
 		m.families[family] = f
@@ -62,7 +62,7 @@ func (m *mirror) read(ctx context.Context, family rules.Family) (Snapshot, error
 	if err != nil {
 		return Snapshot{}, err
 	}
-	if f.budget.shed() { // the cache has rules that are left out by now
+	if f.budget.Shed() { // the cache has rules that are left out by now
 		f.cache.drop(family)
 	}
 	f.forgetUnused()

@@ -46,7 +46,7 @@ func (k *Kernel) walk(ctx context.Context, family rules.Family) (xtFamily, error
 // change and change back between two walks.
 func (k *Kernel) spell(ctx context.Context, family rules.Family, seen xtFamily, locked bool) (Snapshot, error) {
 	words := k.words[family]
-	if k.budgets[family].shed() { // the cache and words have texts of rules that are left out by now
+	if k.budgets[family].Shed() { // the cache and words have texts of rules that are left out by now
 		k.cache.drop(family)
 		defer words.purge(words.second())
 	}
@@ -61,8 +61,11 @@ func (k *Kernel) spell(ctx context.Context, family rules.Family, seen xtFamily, 
 // are left out. printWalked calls it on legacy for unknown texts. It parses during the output,
 // so that the text is nowhere kept as a whole.
 func (k *Kernel) save(ctx context.Context, family rules.Family) (rules.Ruleset, map[rules.TableName]error, error) {
-	out := k.budgets[family].places()
-	left := func(t rules.TableName, chain string, _ int) bool { return out[Place{Table: t, Chain: chain}] }
+	out := k.budgets[family].Left()
+	left := func(t rules.TableName, chain string, _ int) bool {
+		_, is := out[Place{Table: t, Chain: chain}]
+		return is
+	}
 	if len(out) == 0 {
 		left = nil
 	}

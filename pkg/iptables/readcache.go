@@ -51,7 +51,7 @@ func (s *readCache) chain(family rules.Family, p Place) *rules.Chain {
 }
 
 // drop forgets a family's tables, which may hold chains that are left out by now. A read calls
-// it after budget.shed, to free their memory.
+// it after budget.Shed, to free their memory.
 func (s *readCache) drop(family rules.Family) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

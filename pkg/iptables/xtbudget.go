@@ -15,7 +15,7 @@ func (r xtReader) weigh(ctx context.Context, family rules.Family, b *budget) err
 	err := s.shapes(func(_ rules.TableName, info xtInfo) {
 		most += nft.Weight{Rules: int(info.entries), Bytes: int(info.size)}.Units()
 	})
-	if err != nil || b.fits(most) && !b.any() {
+	if err != nil || b.Fits(most) && b.Left() == nil {
 		return err
 	}
 	all := map[Place]nft.Weight{}
@@ -23,7 +23,7 @@ func (r xtReader) weigh(ctx context.Context, family rules.Family, b *budget) err
 		return weighTable(family, table, info, data, all)
 	})
 	if err == nil {
-		b.choose(all)
+		b.Choose(all)
 	}
 	return err
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -47,7 +48,7 @@ func (r xtReader) read(ctx context.Context, family rules.Family, l *xtLexicon, b
 		return xtFamily{}, err
 	}
 	var found xtFamily
-	sum, left := newChecksum(), b.places()
+	sum, left := newChecksum(), b.Left()
 	err := r.sockets[family].walk(ctx, nil, func(name rules.TableName, info xtInfo, data []byte) error {
 		table, err := nameTable(family, name, info, data, l, left)
 		found.tables = append(found.tables, table)
@@ -62,7 +63,7 @@ func (r xtReader) read(ctx context.Context, family rules.Family, l *xtLexicon, b
 // finds texts. It leaves out the rules of chains in left, and masks bytes that are not
 // content. read calls it for each table, and readBack for tried texts. A mark's text is known
 // at once.
-func nameTable(family rules.Family, name rules.TableName, info xtInfo, data []byte, l *xtLexicon, left map[Place]bool) (xtTable, error) {
+func nameTable(family rules.Family, name rules.TableName, info xtInfo, data []byte, l *xtLexicon, left map[Place]nft.Weight) (xtTable, error) {
 	t := xtTable{name: name}
 	if len(left) == 0 {
 		t.rules = make([]xtName, 0, info.entries)
@@ -70,7 +71,7 @@ func nameTable(family rules.Family, name rules.TableName, info xtInfo, data []by
 	layout, strays, out := xtLayoutOf(family), false, false
 	err := walkEntries(family, info, data, xtVisitor{
 		chain: func(name string, start int) {
-			out = left[Place{Table: t.name, Chain: name}]
+			_, out = left[Place{Table: t.name, Chain: name}]
 			t.chains = append(t.chains, xtChain{name: name, start: start, end: len(t.rules), policy: 1, out: out})
 		},
 		rule: func(r xtRule) {

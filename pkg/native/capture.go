@@ -1,6 +1,7 @@
 package native
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"syscall"
@@ -19,7 +20,7 @@ const captures = 5
 // interrupts. The error is nft.ErrInterrupted if the commits do not end. Capture also reads tables
 // that one process owns: see Table.Immune.
 func Capture(conn *nft.Conn, wanted func(nft.Table) bool) (*Ruleset, error) {
-	return captureOthers(conn, wanted, knowledge{of: func(uint32, tableid.TableID) *followed { return nil }})
+	return captureOthers(conn, wanted, knowledge{of: func(uint32, tableid.TableID) *followed { return nil }, budget: newBudget(0)})
 }
 
 // knowledge holds the tables that a capture need not read again.
@@ -29,6 +30,8 @@ type knowledge struct {
 	// whole: the capture takes the whole table from of. Else it takes only sets that cannot have
 	// changed.
 	whole bool
+	// budget chooses the tables that are kept.
+	budget budget
 }
 
 // captureOthers is Capture that reads only the tables and sets that k lacks. It returns a
@@ -37,7 +40,9 @@ type knowledge struct {
 func captureOthers(conn *nft.Conn, wanted func(nft.Table) bool, k knowledge) (*Ruleset, error) {
 	var doubtful *Ruleset
 	for range captures {
-		r, err := capture(conn, wanted, k)
+		attempt := k
+		attempt.budget.Budget = k.budget.Clone()
+		r, err := capture(conn, wanted, attempt)
 		switch {
 		case errors.Is(err, nft.ErrInterrupted):
 			continue
@@ -62,21 +67,33 @@ func capture(conn *nft.Conn, wanted func(nft.Table) bool, k knowledge) (*Ruleset
 	r := &Ruleset{Genid: genid, At: time.Now(), Tables: map[tableid.TableID]*Table{}, uses: map[tableid.TableID][]uint32{},
 		known: map[tableid.TableID]knownTable{}}
 	var ids []tableid.TableID
+	weights := map[tableid.TableID]nft.Weight{} // without those of deleted tables
 	err = conn.EachTable(func(t nft.Table) error {
+		id := t.Family.Table(t.Name)
+		if w, known := k.budget.weights[id]; known {
+			weights[id] = w
+		}
 		if wanted(t) {
-			ids = append(ids, t.Family.Table(t.Name))
+			ids = append(ids, id)
 		}
 		return nil
 	})
+	k.budget.weights = weights
 	for i := 0; i < len(ids) && err == nil; i++ {
+		var w nft.Weight
 		f := k.of(genid, ids[i])
 		if f != nil && k.whole {
 			t, digest := f.value()
-			r.Tables[t.ID], r.known[t.ID] = t, knownTable{digest, f.at}
-			continue
+			r.Tables[t.ID], r.known[t.ID], w = t, knownTable{digest, f.at}, f.weight
+		} else if w, err = readTable(conn, r, ids[i], f, k.budget.mostOf(ids[i])); errors.Is(err, nft.ErrEnough) {
+			err = nil
 		}
-		err = readTable(conn, r, ids[i], f)
+		for id := range k.budget.take(ids[i], w) {
+			delete(r.Tables, id)
+			delete(r.known, id)
+		}
 	}
+	r.LeftOut, r.budget = k.budget.Left(), k.budget
 	after, again := conn.Genid()
 	switch {
 	case again != nil:
@@ -94,13 +111,15 @@ type reader struct {
 	chains   map[string]int
 	uses     []uint32  // of each chain, as the kernel counts: its rules, and the jumps to it
 	followed *followed // the table at that genid; nil if it is not followed
+	scale    scale
 }
 
 // readTable reads one table into r, for capture. f is the table as the follower has it at r's
 // genid, whose sealed sets need no read; nil: it is not followed. The error is
-// nft.ErrInterrupted if the table was deleted, or changed its rules, during the read.
-func readTable(conn *nft.Conn, r *Ruleset, id tableid.TableID, f *followed) error {
-	rd := reader{conn: conn, chains: map[string]int{}, followed: f}
+// nft.ErrInterrupted if the table was deleted, or changed its rules, during the read, and
+// nft.ErrEnough if its weight is above most. w is then the weight of the read part.
+func readTable(conn *nft.Conn, r *Ruleset, id tableid.TableID, f *followed, most int) (w nft.Weight, err error) {
+	rd := reader{conn: conn, chains: map[string]int{}, followed: f, scale: scale{most: most}}
 	found, err := conn.Object(nft.Tables, id.Family, []nft.StringAttr{{Kind: unix.NFTA_TABLE_NAME, Value: id.Name}},
 		func(attrs []byte) (err error) {
 			rd.t, err = decodeTable(id.Family, attrs)
@@ -115,10 +134,10 @@ func readTable(conn *nft.Conn, r *Ruleset, id tableid.TableID, f *followed) erro
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("reading table %s: %w", id, err)
+		return rd.scale.Weight, fmt.Errorf("reading table %s: %w", id, err)
 	}
 	r.Tables[id], r.uses[id] = rd.t, rd.uses
-	return nil
+	return rd.t.weight(), nil
 }
 
 // each calls f for each object of a kind in the table: d is the decoded object, attrs its
@@ -141,7 +160,7 @@ func (rd *reader) readChains() error {
 		rd.chains[d.name] = len(rd.t.Chains)
 		rd.t.Chains = append(rd.t.Chains, d.chain(attrs))
 		rd.uses = append(rd.uses, number(attrs, unix.NFTA_CHAIN_USE))
-		return nil
+		return rd.scale.add(weightOf(d.attrs))
 	})
 }
 
@@ -150,7 +169,7 @@ func (rd *reader) readChains() error {
 func (rd *reader) readObjects() error {
 	return unlessUnknown(rd.each(nft.Objects, func(d decoded, attrs []byte) error {
 		rd.t.Objects = append(rd.t.Objects, d.object(attrs))
-		return nil
+		return rd.scale.add(weightOf(d.attrs))
 	}))
 }
 
@@ -159,7 +178,7 @@ func (rd *reader) readObjects() error {
 func (rd *reader) readFlowtables() error {
 	return unlessUnknown(rd.each(nft.Flowtables, func(d decoded, _ []byte) error {
 		rd.t.Flowtables = append(rd.t.Flowtables, Flowtable{d.name, d.handle, d.attrs})
-		return nil
+		return rd.scale.add(weightOf(d.attrs))
 	}))
 }
 
@@ -176,18 +195,23 @@ func unlessUnknown(err error) error {
 func (rd *reader) readSets() error {
 	return rd.each(nft.Sets, func(d decoded, attrs []byte) error {
 		rd.t.Sets = append(rd.t.Sets, d.set(attrs))
-		return nil
+		return rd.scale.add(weightOf(d.attrs))
 	})
 }
 
 // elementsOf dumps the elements of one set, in the kernel's order: callers sort them. ENOENT in
-// the error means that the set is gone.
-func elementsOf(conn *nft.Conn, id tableid.TableID, set string) (all []Element, err error) {
+// the error means that the set is gone, and nft.ErrEnough that it is too large for s.
+func elementsOf(conn *nft.Conn, id tableid.TableID, set string, s *scale) (all []Element, err error) {
 	err = conn.EachObject(nft.Elements, id.Family, []nft.StringAttr{
 		{Kind: unix.NFTA_SET_ELEM_LIST_TABLE, Value: id.Name},
 		{Kind: unix.NFTA_SET_ELEM_LIST_SET, Value: set},
 	}, func(attrs []byte) error {
-		return decodeElements(attrs, func(e Element) { all = append(all, e) })
+		var w nft.Weight
+		err := decodeElements(attrs, func(e Element) {
+			all = append(all, e)
+			w.Add(len(e))
+		})
+		return cmp.Or(err, s.add(w))
 	})
 	if err != nil {
 		return nil, fmt.Errorf("set %s: %w", set, err)
@@ -203,10 +227,13 @@ func (rd *reader) readElements() error {
 		s := &rd.t.Sets[i]
 		if heard := rd.followed.sealed(s); heard != nil {
 			s.Elements = heard.Elements
+			if err := rd.scale.add(heard.weight); err != nil {
+				return err
+			}
 			continue
 		}
 		var err error
-		if s.Elements, err = elementsOf(rd.conn, rd.t.ID, s.Name); err != nil {
+		if s.Elements, err = elementsOf(rd.conn, rd.t.ID, s.Name, &rd.scale); err != nil {
 			return err
 		}
 		s.sort()
@@ -228,7 +255,7 @@ func (rd *reader) readRules() error {
 			return nft.ErrInterrupted
 		}
 		c.Rules = append(c.Rules, Rule{d.handle, d.attrs})
-		return nil
+		return rd.scale.add(nft.Weight{Rules: 1, Bytes: len(d.attrs)})
 	})
 }
 

@@ -12,7 +12,8 @@
 // A guard of tables opens a [Kernel] with [LateKernel.Wake]. Its Follow returns the same tables as
 // a Capture, but from the kernel's notifications. It reads a table again only where these do not
 // suffice. Its Hear returns each [Commit] with its deeds: the objects that the commit added and
-// removed.
+// removed. Above a limit of all rules and elements, it leaves out the largest tables
+// ([Ruleset].LeftOut).
 //
 // [Judge] compares a table before and after, weighs the deeds, and returns a [Finding]. A witness
 // ([PlantWitness]) is an empty table of canaryd's own in each family. A flush of the ruleset

@@ -3,6 +3,7 @@ package native
 import (
 	"golang.org/x/sys/unix"
 
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
@@ -73,3 +74,9 @@ func (r *Ruleset) Followed(id tableid.TableID) bool { return r.followed(id) }
 
 // IsEnd reports whether the element is the end of an interval.
 func (e Element) IsEnd() bool { return isEnd(e) }
+
+// Weight returns the weight of the table's parts, for comparison with FollowedWeight.
+func (t *Table) Weight() nft.Weight { return t.weight() }
+
+// FollowedWeight returns the weight of a followed table, as the notifications have changed it.
+func (k *Kernel) FollowedWeight(id tableid.TableID) nft.Weight { return k.follow.tables[id].weight }

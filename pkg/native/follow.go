@@ -28,6 +28,7 @@ const (
 // it stops following that table until the next read. It is for one goroutine.
 type follower struct {
 	tables map[tableid.TableID]*followed
+	most   int // the limit of all their weights; 0: none
 	// messages are the notifications of the present commit. Its genid arrives last.
 	messages []heard
 	piece    []byte // memory for their attributes
@@ -111,12 +112,13 @@ func (f *follower) end(genid uint32, now time.Time) {
 			continue
 		}
 		touched[m.id] = t
-		if err := t.apply(nft.Notification{Kind: m.kind, Attrs: m.attrs, Append: m.append}, now); err != nil {
+		err := t.apply(nft.Notification{Kind: m.kind, Attrs: m.attrs, Append: m.append}, now)
+		if err != nil || f.most > 0 && t.added > f.most { // a read is broken off
 			delete(f.tables, m.id)
 		}
 	}
 	for id, t := range touched {
-		if f.tables[id] != nil && t.finish() != nil {
+		if f.tables[id] != nil && (t.finish() != nil || !f.fits()) {
 			delete(f.tables, id)
 		}
 	}
@@ -188,6 +190,8 @@ type followed struct {
 	sets    objectList[string, *followedSet]
 	objects objectList[objectKey, *Object]
 	in      contents
+	weight  nft.Weight
+	added   int // rules and elements that this commit has added so far
 	// deleted has the handles of objects deleted with a rule in this commit. The kernel may notify
 	// of them or not.
 	deleted map[uint64]bool
@@ -313,15 +317,18 @@ func (f *followed) newTable(attrs []byte, now time.Time) error {
 // After an error the table must be read again.
 func (f *followed) finish() error {
 	clear(f.deleted)
+	f.added = 0
 	for c := range f.touchedChains {
 		if err := c.finish(); err != nil {
 			return err
 		}
+		f.weigh(&c.weight, c.Chain.weight())
 	}
 	for s := range f.touchedSets {
 		if err := s.finish(&f.in); err != nil {
 			return err
 		}
+		f.weigh(&s.weight, s.Set.weight())
 	}
 	clear(f.touchedChains)
 	clear(f.touchedSets)

@@ -45,6 +45,9 @@ func wantFollowed(t *testing.T, k *native.Kernel, conn *nft.Conn) (followed int)
 	}
 	for id, table := range want.Tables {
 		if got.Followed(id) {
+			if w := k.FollowedWeight(id); w != table.Weight() {
+				t.Fatalf("table %s has the weight %+v, and as followed %+v", id, table.Weight(), w)
+			}
 			followed++
 		}
 		if table.Digest() != got.Digest(id) {

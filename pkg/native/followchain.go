@@ -8,6 +8,7 @@ import (
 
 type followedChain struct {
 	Chain
+	weight nft.Weight
 	rules  *nft.RuleOrder[Rule] // while a commit changes them
 	digest Digest
 	known  bool // the digest is current
@@ -57,6 +58,7 @@ func (f *followed) addChain(c Chain) error {
 	if c.Bound {
 		f.in.bound[c.Name] = &node.Chain
 	}
+	f.weigh(&node.weight, c.weight())
 	return f.chains.add(c.Name, c.Handle, node)
 }
 
@@ -74,6 +76,7 @@ func (f *followed) newChain(d decoded, attrs []byte) error {
 	case was.Handle != c.Handle || was.Bound != c.Bound || was.Base != c.Base:
 		return nft.ErrUnplaced
 	}
+	f.weighAttrs(&was.weight, was.Attrs, c.Attrs)
 	was.Attrs, was.known = c.Attrs, false
 	return nil
 }
@@ -96,6 +99,7 @@ func (f *followed) deleteChain(d decoded, _ []byte) error {
 // unbind for a chain that belongs to a deleted rule.
 func (f *followed) removeChain(c *followedChain) {
 	f.chains.remove(c.Name)
+	f.weigh(&c.weight, nft.Weight{})
 	delete(f.in.bound, c.Name)
 	delete(f.touchedChains, c)
 }
@@ -125,6 +129,7 @@ func (f *followed) newRule(d decoded, attrs []byte, appended bool) error {
 	if c == nil {
 		return nft.ErrUnplaced
 	}
+	f.added++
 	return f.list(c).Add(d.handle, handleBefore(attrs), appended, Rule{d.handle, d.attrs})
 }
 
@@ -171,6 +176,7 @@ func (f *followed) unbind(r Rule) {
 }
 
 func (f *followed) addObject(o Object) error {
+	f.weigh(new(nft.Weight), weightOf(o.Attrs))
 	return f.objects.add(objectKey{o.Name, o.Type}, o.Handle, &o)
 }
 
@@ -185,6 +191,7 @@ func (f *followed) newObject(d decoded, attrs []byte) error {
 	case was.Handle != o.Handle:
 		return nft.ErrUnplaced
 	}
+	f.weighAttrs(new(nft.Weight), was.Attrs, o.Attrs)
 	*was = o
 	return nil
 }
@@ -193,9 +200,12 @@ func (f *followed) newObject(d decoded, attrs []byte) error {
 // the table again: there is no such object.
 func (f *followed) deleteObject(d decoded, attrs []byte) error {
 	key := objectKey{d.name, number(attrs, unix.NFTA_OBJ_TYPE)}
-	if o := f.objects.byKey[key]; o == nil || o.Handle != d.handle {
+	o := f.objects.byKey[key]
+	if o == nil || o.Handle != d.handle {
 		return nft.ErrUnplaced
 	}
+	gone := weightOf(o.Attrs)
+	f.weigh(&gone, nft.Weight{})
 	f.objects.remove(key)
 	return nil
 }

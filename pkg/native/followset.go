@@ -13,6 +13,7 @@ import (
 
 type followedSet struct {
 	Set
+	weight  nft.Weight
 	changes map[string]elementChange // of this commit, by elementKey
 	order   []string                 // of the changes
 	// elements is the digest of the elements that are not fleeting. It is valid unless recount is
@@ -55,6 +56,7 @@ func (f *followed) addSet(s Set) error {
 	if s.Anonymous() {
 		f.in.anonymous[s.Name] = &node.Set
 	}
+	f.weigh(&node.weight, s.weight())
 	return f.sets.add(s.Name, s.Handle, node)
 }
 
@@ -84,6 +86,7 @@ func (f *followed) newSet(d decoded, attrs []byte) error {
 	case was.Handle != s.Handle || was.Flags != s.Flags:
 		return nft.ErrUnplaced
 	}
+	f.weighAttrs(&was.weight, was.Attrs, s.Attrs)
 	was.Attrs, was.known = s.Attrs, false
 	return nil
 }
@@ -96,6 +99,7 @@ func (f *followed) deleteSet(d decoded, _ []byte) error {
 		return nft.ErrUnplaced
 	}
 	f.sets.remove(s.Name)
+	f.weigh(&s.weight, nft.Weight{})
 	delete(f.in.anonymous, s.Name)
 	delete(f.touchedSets, s)
 	return nil
@@ -115,6 +119,7 @@ func (f *followed) elements(attrs []byte, deleted bool, now time.Time) error {
 			s.lose(e)
 			return
 		}
+		f.added++
 		s.take(e.later(now.Sub(f.at)))
 	})
 }

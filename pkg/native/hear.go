@@ -224,9 +224,13 @@ func (k *Kernel) read(wanted func(nft.Table) bool, whole bool) (*Ruleset, error)
 	if err != nil {
 		return nil, err
 	}
-	r, err := captureOthers(k.conn, wanted, knowledge{k.followed, whole})
+	r, err := captureOthers(k.conn, wanted, knowledge{k.followed, whole, k.budget})
 	if err != nil {
 		return nil, err
+	}
+	k.budget = r.budget
+	for id := range r.LeftOut {
+		delete(k.follow.tables, id)
 	}
 	if k.afterCapture != nil {
 		k.afterCapture()

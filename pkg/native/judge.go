@@ -51,6 +51,8 @@ type Evidence struct {
 	// missed; else each deed has it.
 	WitnessLost bool
 	Habits      owners.Habits
+	// Unread: the table was too large to be read, so Was has no content. There is no remedy.
+	Unread bool
 }
 
 // A Finding is a verdict and its evidence.
@@ -69,6 +71,8 @@ func Judge(e Evidence) Finding {
 	switch {
 	case e.Now == nil:
 		e.judgeGone(&f)
+	case e.Unread && !slices.ContainsFunc(e.Deeds, func(d *Deed) bool { return d.Made != 0 }):
+		e.judgeUnread(&f)
 	case len(f.Changes) == 0:
 		f.Verdict, f.Why = Intact, "its content is the same"
 	case e.Now.Dormant() && !e.Was.Dormant():
@@ -78,7 +82,25 @@ func Judge(e Evidence) Finding {
 	default:
 		e.judgeParts(&f)
 	}
+	if e.Unread && f.Verdict != Changed {
+		f.Remedy, f.Why = NoRemedy, f.Why+"; it was too large (--max-rules), so canaryd cannot put it back"
+	}
 	return f
+}
+
+// judgeUnread judges a table that was too large, and is not any more. It has lost a part if
+// a commit of another process than its owner only took something, and none wrote since.
+func (e *Evidence) judgeUnread(f *Finding) {
+	f.Why = "it is small enough to be guarded"
+	for _, d := range e.Deeds {
+		is, certain := e.foreign(d)
+		switch {
+		case d.New > 0:
+			f.Verdict, f.Why = Changed, "its owner changed it"
+		case is && certain && len(d.Rules)+len(d.Elements)+d.Lost > 0:
+			f.Verdict, f.Why = Emptied, "a process that is not its owner took parts of it"
+		}
+	}
 }
 
 // judgeGone judges a table that does not exist, and writes the result to f. It is a loss if
@@ -92,7 +114,7 @@ func (e *Evidence) judgeGone(f *Finding) {
 		}
 	}
 	switch {
-	case !witness && e.Was.Empty():
+	case !witness && e.Was.Empty() && !e.Unread:
 		f.Verdict, f.Why = Changed, "it was deleted, and held no rule and no element"
 	case !witness && with != "":
 		f.Verdict, f.Remedy, f.Why = TableDeleted, ByCreate, "one commit deleted it and table "+with+" of another owner"

@@ -17,6 +17,7 @@ type Kernel struct {
 	events *nft.Events
 	port   uint32
 	hearing
+	budget       budget                  // of the tables that are kept
 	taken        map[tableid.Family]bool // families in which another process has a table of the witness's name
 	afterCapture func()                  // for tests: it runs between a read and the later notifications
 }

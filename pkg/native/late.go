@@ -13,14 +13,17 @@ type LateKernel struct {
 	conn    *nft.Conn
 	port    uint32
 	own     func(port, pid uint32) bool
+	most    int
 	none    uint32 // the genid at which no wanted table existed
 	asked   bool   // none is valid
 }
 
 // NewLateKernel returns a LateKernel that is not open yet. It sends transactions from the netlink
 // address port. own reports whether a commit with that address and process is canaryd's own.
-func NewLateKernel(port uint32, own func(port, pid uint32) bool) *LateKernel {
-	return &LateKernel{port: port, own: own}
+// most is how many rules and elements it keeps of all tables, long ones counted more than once; 0:
+// no limit. Above it the largest tables are left out (Ruleset.LeftOut).
+func NewLateKernel(port uint32, own func(port, pid uint32) bool, most int) *LateKernel {
+	return &LateKernel{port: port, own: own, most: most}
 }
 
 // Wake opens the kernel if a table exists that wanted accepts, or if wanted is nil, and reports
@@ -68,7 +71,8 @@ func (k *LateKernel) Wake(wanted func(nft.Table) bool) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	k.Kernel, k.conn = &Kernel{conn: k.conn, events: events, port: k.port, hearing: hearing{upTo: events.UpTo()}}, nil
+	k.Kernel, k.conn = &Kernel{conn: k.conn, events: events, port: k.port, budget: newBudget(k.most),
+		hearing: hearing{upTo: events.UpTo(), follow: follower{most: k.most}}}, nil
 	return true, nil
 }
 

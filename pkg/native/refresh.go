@@ -28,8 +28,8 @@ type refreshed struct {
 
 // Refresh reads the changes that packets and time have made in followed tables. It reads whole
 // sets, the longest unread first, until budget is used up, and returns their number. The next
-// Follow has the changes. The error is nft.ErrInterrupted if another process committed
-// meanwhile.
+// Follow has the changes, and reads a table again that has become too large. The error is
+// nft.ErrInterrupted if another process committed meanwhile.
 func (k *Kernel) Refresh(budget time.Duration) (sets int, err error) {
 	start := time.Now()
 	genid, err := k.conn.Genid()
@@ -44,7 +44,10 @@ func (k *Kernel) Refresh(budget time.Duration) (sets int, err error) {
 	}
 	all := k.follow.fleeting()
 	for i := range all {
-		if all[i].read, err = k.elements(all[i]); err != nil {
+		all[i].read, err = k.elements(all[i])
+		if errors.Is(err, nft.ErrEnough) { // the next read is broken off, too
+			delete(k.follow.tables, all[i].f.head.ID)
+		} else if err != nil {
 			return 0, err
 		}
 		if sets++; time.Since(start) > budget {
@@ -59,7 +62,9 @@ func (k *Kernel) Refresh(budget time.Duration) (sets int, err error) {
 		return 0, err
 	}
 	for _, r := range all[:sets] {
-		r.take(start)
+		if r.take(start); !k.follow.fits() {
+			delete(k.follow.tables, r.f.head.ID)
+		}
 	}
 	return sets, nil
 }
@@ -85,7 +90,7 @@ func (f *follower) fleeting() []refreshed {
 // gone, so another process has committed.
 func (k *Kernel) elements(r refreshed) ([]Element, error) {
 	id := r.f.head.ID
-	all, err := elementsOf(k.conn, id, r.s.Name)
+	all, err := elementsOf(k.conn, id, r.s.Name, &scale{most: k.follow.most})
 	switch {
 	case errors.Is(err, syscall.ENOENT): // the genid has moved
 		return nil, nft.ErrInterrupted
@@ -104,6 +109,7 @@ func (r refreshed) take(at time.Time) {
 	}
 	r.s.Elements, r.s.refreshed = r.read, at
 	r.s.sort()
+	r.f.weigh(&r.s.weight, r.s.Set.weight())
 	r.s.recount, r.s.known = true, false
 	r.f.last = nil
 }

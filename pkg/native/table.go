@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
@@ -24,6 +25,10 @@ type Ruleset struct {
 	// Drifted lists, in order, the tables whose read differs from the notifications of all commits.
 	// There should be none.
 	Drifted []tableid.TableID
+	// LeftOut has the tables that are too large, with their weights at the last count: Tables lacks
+	// them. A count ends where the table is too large. These need not be tables of this capture.
+	LeftOut map[tableid.TableID]nft.Weight
+	budget  budget // the Kernel's next one
 }
 
 // A knownTable has the digest of a followed table, and its LeftAt.

@@ -14,7 +14,7 @@
 //
 // A [Mirror] holds tables of any family, and reads only their changes. Its user
 // supplies small interfaces. [Rulebook] numbers the rules; a [RuleStore] keeps
-// the bytes of many rules in little memory. [MirrorBudget] chooses the chains
+// the bytes of many rules in little memory. A [Budget] chooses the chains
 // whose rules are kept. [MirrorView] is notified of each change.
 //
 // A Conn and an Asker may be used concurrently. Events, a Batch and a Subscription's Receive are

@@ -124,6 +124,9 @@ func (c *Conn) dumpPieces(ask, want uint16, family tableid.Family, attrs []byte,
 			piece()
 			err = d.datagram(datagram)
 		}
+		if err == nil && errors.Is(d.failed, ErrEnough) {
+			err = d.failed
+		}
 		if err != nil {
 			c.torn = true // otherwise the next dump would receive the rest of this dump
 			return err

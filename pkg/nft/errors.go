@@ -27,6 +27,10 @@ var ErrNone = errors.New("the kernel has no nf_tables (load the module nf_tables
 // out rules or listed them twice.
 var ErrInterrupted = errors.New("a commit interrupted the dump")
 
+// ErrEnough is for callbacks of a dump: it breaks the dump off. After another
+// error of a callback, the rest of the dump is received and dropped.
+var ErrEnough = errors.New("the dump was broken off")
+
 var errTruncated = errors.New("a netlink datagram is larger than the kernel makes one")
 
 // ErrTooBig: the batch exceeds the socket's limit for one datagram, and we may

@@ -59,7 +59,7 @@ func NewMirror(conn *Conn, cfg MirrorConfig) *Mirror {
 // cfg, a nil Budget means no limit.
 func (m *Mirror) Add(cfg FamilyConfig) *FamilyMirror {
 	if cfg.Budget == nil {
-		cfg.Budget = unlimited{}
+		cfg.Budget = NewBudget[Place](0, nil)
 	}
 	if cfg.View == nil {
 		cfg.View = blind{}

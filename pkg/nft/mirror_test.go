@@ -24,7 +24,7 @@ type mirrorTest struct {
 	store *RuleStore
 }
 
-func newMirrorTest(t *testing.T, budget MirrorBudget) mirrorTest {
+func newMirrorTest(t *testing.T, budget *Budget[Place]) mirrorTest {
 	t.Helper()
 	conn, err := Dial()
 	if err != nil {
@@ -227,28 +227,11 @@ func TestMirrorTurn(t *testing.T) {
 	}
 }
 
-// tenRules is a budget of ten rules: it leaves the largest chains out.
-type tenRules struct{}
-
-func (tenRules) Most() int { return 10 }
-
-func (tenRules) Choose(all map[Place]Weight) (left map[Place]bool, back []Place) {
-	left = map[Place]bool{}
-	for p, w := range all {
-		if w.Units() > 10 {
-			left[p] = true
-		} else {
-			back = append(back, p)
-		}
-	}
-	return left, back
-}
-
 // TestMirrorLeavesOut: the mirror drops rules above the budget, and keeps others.
 func TestMirrorLeavesOut(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
-		x := newMirrorTest(t, tenRules{})
+		x := newMirrorTest(t, NewBudget(10, func(p, q Weighed[Place]) int { return q.Units() - p.Units() }))
 		var script strings.Builder
 		script.WriteString("add table inet guarded\nadd chain inet guarded small\nadd chain inet guarded large\nadd rule inet guarded small accept\n")
 		for i := range 20 {

@@ -28,39 +28,11 @@ func (w Weight) Units() int { return max(w.Rules, w.Bytes/bytesPerRule) }
 // size returns the bytes that a rule adds to a Weight.
 func (r Rule) size() int { return len(r.Expressions) + len(r.Userdata) }
 
-// A MirrorBudget chooses the chains whose rules a Mirror keeps.
-type MirrorBudget interface {
-	// Most is the limit of one family's rules in units; 0: no limit.
-	Most() int
-	// Choose gets the weights of all existing chains. It returns the chains whose
-	// rules do not fit, and the chains whose rules fit again.
-	Choose(all map[Place]Weight) (left map[Place]bool, back []Place)
-}
-
-// unlimited is the budget of a mirror without one.
-type unlimited struct{}
-
-func (unlimited) Most() int                                         { return 0 }
-func (unlimited) Choose(map[Place]Weight) (map[Place]bool, []Place) { return nil, nil }
-
 // room is a FamilyMirror's use of its budget.
 type room struct {
 	kept   int  // units of all chains whose rules are kept, as of the last trim
 	wasted int  // rules in the rulebook that were left out, and belong to no chain
 	left   bool // whether chains are left out
-}
-
-// fits reports whether so many units can be kept.
-func (f *FamilyMirror) fits(units int) bool {
-	most := f.cfg.Budget.Most()
-	return most == 0 || units <= most
-}
-
-// fitsAgain reports whether a chain may be kept again, if all chains would then
-// take that many units.
-func (f *FamilyMirror) fitsAgain(units int) bool {
-	most := f.cfg.Budget.Most()
-	return most == 0 || units <= most-most/4
 }
 
 // An outOf describes a chain that is left out.
@@ -98,7 +70,7 @@ func (f *FamilyMirror) trim() {
 			}
 		}
 	}
-	if f.fits(f.kept) && outs == 0 && !f.left {
+	if f.cfg.Budget.Fits(f.kept) && outs == 0 && !f.left {
 		return
 	}
 	all := map[Place]Weight{}
@@ -157,7 +129,7 @@ func (f *FamilyMirror) recount(t *mirrorTable, place Place) (stays bool, err err
 	if errors.Is(err, ErrInterrupted) {
 		err = nil // while a writer never rests there is no better count
 	}
-	if err != nil || now.Rules == 0 || f.fitsAgain(f.kept+now.Units()) {
+	if err != nil || now.Rules == 0 || f.cfg.Budget.FitsAgain(f.kept+now.Units()) {
 		return false, err
 	}
 	c.weight, *c.out = now, outOf{counted: time.Now(), was: now.Rules, took: time.Since(start)}
@@ -173,7 +145,7 @@ func (f *FamilyMirror) wantsCount(c *MirrorChain, kind uint16) bool {
 	} else {
 		c.weight.Rules = max(0, c.weight.Rules-1)
 	}
-	return 2*c.weight.Rules < c.out.was || c.weight.Rules < c.out.was && f.fitsAgain(f.kept+c.weight.Units()) ||
+	return 2*c.weight.Rules < c.out.was || c.weight.Rules < c.out.was && f.cfg.Budget.FitsAgain(f.kept+c.weight.Units()) ||
 		c.out.due(time.Now())
 }
 

@@ -20,8 +20,8 @@ type FamilyConfig struct {
 	Family tableid.Family
 	Tables func(name string) bool // whether the mirror holds a table
 	Rules  Rulebook
-	Budget MirrorBudget // nil: all rules are kept
-	View   MirrorView   // nil: the user calls Chain
+	Budget *Budget[Place] // chooses the chains whose rules are kept; nil: all
+	View   MirrorView     // nil: the user calls Chain
 }
 
 // A Rulebook numbers rules for a Mirror. A RuleStore is one.

@@ -373,7 +373,7 @@ func (n *following) apply(f *FamilyMirror, t *mirrorTable, h change) bool {
 // it. False: it does not fit there or into the budget, and the chain has to be read.
 func (n *following) add(f *FamilyMirror, h change, put func(RuleID) bool) bool {
 	n.rules()
-	if n.weight.Add(int(h.size)); !f.fits(n.weight.Units()) {
+	if n.weight.Add(int(h.size)); !f.cfg.Budget.Fits(n.weight.Units()) {
 		return false
 	}
 	id, err := f.cfg.Rules.Intern(*h.rule)

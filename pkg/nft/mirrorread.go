@@ -197,7 +197,7 @@ func (f *FamilyMirror) gather(c *Content, m RuleMessage) error {
 	if c.LeftOut {
 		return nil
 	}
-	if !f.fits(c.weight.Units()) {
+	if !f.cfg.Budget.Fits(c.weight.Units()) {
 		f.cfg.Rules.Release(c.IDs, true)
 		f.wasted += len(c.IDs)
 		c.IDs, c.Handles, c.LeftOut = nil, nil, true
@@ -228,7 +228,7 @@ func (f *FamilyMirror) keep(t *mirrorTable, place Place, now Content) {
 	c.Handles = now.Handles
 	f.cfg.View.Took(place, now, same)
 	f.kept += c.weight.Units()
-	if most := f.cfg.Budget.Most(); !f.settling && (now.LeftOut || !f.fits(f.kept-most/4)) {
+	if most := f.cfg.Budget.Most(); !f.settling && (now.LeftOut || !f.cfg.Budget.Fits(f.kept-most/4)) {
 		f.trim()
 	}
 }

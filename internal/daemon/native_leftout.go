@@ -1,0 +1,135 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/severity"
+	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// This file has the native tables that are left out, because all native tables have more rules
+// and elements than canaryd keeps. canaryd knows such a table by its name and its deeds only.
+
+const (
+	// countEvery is the shortest interval between two counts of a table that is left out and has
+	// changed. countShare keeps counting to 2 % of the time.
+	countEvery = time.Minute
+	countShare = 49
+)
+
+// A nativeLeftOut describes a table that is left out. Its nativeTable has no content.
+type nativeLeftOut struct {
+	units int       // at the last count, which ends where the table is too large
+	taken int       // rules and elements that commits have taken since
+	next  time.Time // not before: the next count
+}
+
+// take notes the deed of a commit. A table that was deleted, or has lost half of the rules and
+// elements of the last count, is counted without delay. o may be nil.
+func (o *nativeLeftOut) take(deed nativeDeed) {
+	if o == nil {
+		return
+	}
+	for _, all := range []map[string]int{deed.Rules, deed.Elements} {
+		for _, n := range all {
+			o.taken += n
+		}
+	}
+	if deed.Deleted || 2*o.taken > o.units {
+		o.next = time.Time{}
+	}
+}
+
+var errNativeTooMany = errors.New("native tables have more rules and elements than canaryd keeps: raise --max-rules and the memory limit, or remove rules and elements that are not needed")
+
+// countAt returns when a table that is left out may be counted again. A lost table is counted
+// as soon as it exists again.
+func (t *nativeTable) countAt() time.Time {
+	if t.lost() {
+		return time.Time{}
+	}
+	return t.out.next
+}
+
+// takeNativeLeftOut notes the tables that a read left out, for status and log. counted are the
+// tables that it read, or began to.
+func (d *Daemon) takeNativeLeftOut(ctx context.Context, st *state, seen *native.Ruleset, counted map[tableid.TableID]bool, took time.Duration) {
+	r, now := &st.native, time.Now()
+	for id, w := range seen.LeftOut {
+		t := r.tables[id]
+		if t == nil {
+			t = &nativeTable{wrote: now}
+		}
+		if t.out != nil && !counted[id] {
+			continue
+		}
+		if t.out == nil || t.lost() {
+			d.leaveNativeOut(ctx, st, id, t, w)
+		}
+		t = r.tables[id]
+		*t.out = nativeLeftOut{units: w.Units(), next: now.Add(max(countEvery, countShare*took))}
+		t.deeds = slices.DeleteFunc(t.deeds, func(deed nativeDeed) bool { return !nft.Newer(deed.Genid, seen.Genid) })
+		t.genid, t.read = seen.Genid, seen.At
+		t.rest(false)
+		for _, deed := range t.deeds {
+			t.touch(deed.since, now, false)
+		}
+	}
+}
+
+// leaveNativeOut drops the content of a table that is left out from now on. A loss of the
+// table is over: its owner has written it.
+func (d *Daemon) leaveNativeOut(ctx context.Context, st *state, id tableid.TableID, t *nativeTable, w nft.Weight) {
+	r := &st.native
+	left := &nativeTable{want: &native.Table{ID: id}, deeds: t.deeds, wrote: t.wrote, out: &nativeLeftOut{},
+		finding: native.Finding{Verdict: native.Intact}, witness: r.witness[id.Family].Nonce}
+	if t.want != nil {
+		left.want.Handle = t.want.Handle
+		d.nativeBack(ctx, st, id, true)
+		d.hold(st, t, nil)
+		r.disk.moved(time.Now())
+	}
+	if r.tables[id] = left; t.out == nil {
+		severity.Warnings(r.comings.log(ctx)).Error(errNativeTooMany, "A native table is left out: it is NOT guarded", "table", id.NFT(), "rulesAndElementsAtLeast", w.Rules)
+	}
+}
+
+// returned notes that a table which was left out is guarded again.
+func (t *nativeTable) returned(log klog.Logger, now *native.Table) {
+	if t.out == nil {
+		return
+	}
+	chains, rules, elements := now.Counts()
+	severity.Notices(log).Info("A native table is no longer left out", "table", now.ID.NFT(), "chains", chains, "rules", rules, "elements", elements)
+	t.out = nil
+}
+
+// countSoon has a table counted at once that is left out and may fit by now, because another
+// table has shrunk.
+func (t *nativeTable) countSoon(now time.Time) {
+	t.out.next = now
+	t.touch(now, now, false)
+}
+
+// knowsAll reports whether the content of all tables that are kept is known.
+func (r *nativeRealm) knowsAll() bool {
+	return r.begun && !r.all && !r.fresh && !anyOf(r.tables, func(t *nativeTable) bool { return t.out == nil && !t.dirty.IsZero() })
+}
+
+// leftOut returns the existing tables that are left out, for a Status.
+func (r *nativeRealm) leftOut() (list []api.NativeLeftOut) {
+	for _, id := range r.ids() {
+		if t := r.tables[id]; t.out != nil && !t.lost() {
+			list = append(list, api.NativeLeftOut{Family: id.Family.NFT(), Table: id.NFT(), Rules: t.out.units})
+		}
+	}
+	return list
+}

@@ -1,0 +1,225 @@
+package native_test
+
+import (
+	"fmt"
+	"maps"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// addresses adds n elements to a set, from the address with that number on.
+func addresses(table string, from, n int) string {
+	var b strings.Builder
+	for i := from; i < from+n; i++ {
+		if i%1000 == from%1000 {
+			if i > from {
+				b.WriteString("}\n")
+			}
+			fmt.Fprintf(&b, "add element inet %s addresses { ", table)
+		}
+		fmt.Fprintf(&b, "10.%d.%d.%d, ", i>>16, i>>8&255, i&255)
+	}
+	b.WriteString("}\n")
+	return b.String()
+}
+
+// withSet makes tables with an empty set.
+func withSet(names ...string) (text string) {
+	for _, name := range names {
+		text += fmt.Sprintf("table inet %s { set addresses { type ipv4_addr; }\n chain c { ip saddr @addresses drop; }\n }\n", name)
+	}
+	return text
+}
+
+// limited is a Kernel with a limit, in a test of the tables that it leaves out.
+type limited struct {
+	*native.Kernel
+	t *testing.T
+}
+
+// wants fails unless Follow keeps exactly the tables of kept, and leaves out the tables of left.
+func (k limited) wants(kept, left string) {
+	k.t.Helper()
+	names := func(all func(func(tableid.TableID) bool)) string {
+		var list []string
+		for id := range all {
+			list = append(list, id.Name)
+		}
+		slices.Sort(list)
+		return strings.Join(list, " ")
+	}
+	r, err := k.Follow(everything)
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{kept, left}, []string{names(maps.Keys(r.Tables)), names(maps.Keys(r.LeftOut))}); diff != "" {
+		k.t.Errorf("kept and left out (-want +got)\n%s", diff)
+	}
+}
+
+// allocated returns the bytes that f allocates in all, freed ones among them.
+func allocated(f func()) uint64 {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	f()
+	runtime.ReadMemStats(&after)
+	return after.TotalAlloc - before.TotalAlloc
+}
+
+// TestATableThatIsTooLarge: canaryd breaks off the read of a table of 200,000 elements, and keeps
+// the others. It neither follows the table, nor reads more of it the next time.
+func TestATableThatIsTooLarge(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "nft")
+		nstest.CommandInput(t, withSet("large", "small")+addresses("small", 0, 10)+addresses("large", 0, 200_000), "nft", "-f", "-")
+		k := limited{openLimited(t, 1000), t}
+		for _, read := range []string{"the first", "the next"} {
+			start := time.Now()
+			took := allocated(func() { k.wants("small", "large") })
+			t.Logf("%s read: %d KiB, %v", read, took>>10, time.Since(start))
+			if took > 2<<20 { // a read of the whole set allocates 40 MiB
+				t.Errorf("%s read allocates %d KiB", read, took>>10)
+			}
+		}
+		nstest.Command(t, "nft", "add element inet large addresses { 11.0.0.1 }")
+		k.wants("small", "large")
+		nstest.Command(t, "nft", "flush set inet large addresses")
+		k.wants("large small", "")
+		nstest.CommandInput(t, withSet("large")+addresses("large", 0, 2000), "nft", "-f", "-")
+		k.wants("small", "large")
+		nstest.Command(t, "nft", "delete table inet large")
+		k.wants("small", "")
+	})
+}
+
+// TestATableThatGrows: a followed table becomes too large by notifications. canaryd stops following
+// it. The table returns at three quarters of the limit.
+func TestATableThatGrows(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "nft")
+		nstest.CommandInput(t, withSet("one", "two")+addresses("one", 0, 40)+addresses("two", 0, 30), "nft", "-f", "-")
+		k := limited{openLimited(t, 100), t}
+		k.wants("one two", "")
+		r, err := k.Follow(everything)
+		if err != nil || !r.Followed(tableid.Inet.Table("two")) {
+			t.Fatalf("it is not followed, %v", err)
+		}
+		nstest.CommandInput(t, addresses("two", 30, 5000), "nft", "-f", "-")
+		took := allocated(func() { k.wants("one", "two") })
+		if t.Logf("%d KiB", took>>10); took > 3<<20 { // without a limit 5 MiB
+			t.Errorf("the commit and the read allocate %d KiB", took>>10)
+		}
+		nstest.CommandInput(t, "flush set inet two addresses\n"+addresses("two", 0, 40), "nft", "-f", "-")
+		k.wants("one", "two") // all would fit, but not into three quarters
+		nstest.CommandInput(t, "flush set inet two addresses\n"+addresses("two", 0, 30), "nft", "-f", "-")
+		k.wants("one two", "")
+		nstest.CommandInput(t, addresses("one", 40, 31), "nft", "-f", "-")
+		k.wants("two", "one") // of two the largest
+		nstest.CommandInput(t, addresses("two", 30, 5000)+"flush set inet one addresses\n", "nft", "-f", "-")
+		k.wants("one", "two")
+	})
+}
+
+// TestPacketsMakeATableTooLarge: packets add elements without a commit, and Refresh reads them.
+func TestPacketsMakeATableTooLarge(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "nft", "ip")
+		nstest.Command(t, "ip", "link", "set", "lo", "up")
+		nstest.CommandInput(t, withSet("one")+`table ip grows {
+			set seen { type inet_service; flags dynamic; size 9999; }
+			chain c { type filter hook output priority 0; update @seen { udp sport }; }
+		}`, "nft", "-f", "-")
+		k := limited{openLimited(t, 50), t}
+		k.wants("grows one", "")
+		for range 100 {
+			sendPackets(t, 1) // each from a port of its own
+		}
+		k.wants("grows one", "")
+		if _, err := k.Refresh(time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		k.wants("one", "grows")
+	})
+}
+
+// TestManyChainsAreTooMuch: a table is too large by chains without rules, and by long rules.
+func TestManyChainsAreTooMuch(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "nft")
+		var chains, long strings.Builder
+		for i := range 1000 {
+			fmt.Fprintf(&chains, "add chain inet chains c%d\n", i)
+		}
+		for range 40 {
+			fmt.Fprintf(&long, "add rule inet long c %s accept\n", strings.Repeat("counter ", 100))
+		}
+		nstest.CommandInput(t, withSet("chains", "long", "small")+chains.String()+long.String(), "nft", "-f", "-")
+		limited{openLimited(t, 100), t}.wants("small", "chains long")
+		limited{openKernel(t), t}.wants("chains long small", "")
+	})
+}
+
+// TestABrokenOffDump: the next answer on the same connection belongs to the next request.
+func TestABrokenOffDump(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "nft")
+		nstest.CommandInput(t, withSet("large", "small")+addresses("large", 0, 5000), "nft", "-f", "-")
+		conn := dial(t)
+		calls := 0
+		err := conn.EachTable(func(nft.Table) error { calls++; return nft.ErrEnough })
+		if err == nil || calls != 1 {
+			t.Errorf("%d calls, %v", calls, err)
+		}
+		if n := len(capture(t, conn).Tables); n != 2 {
+			t.Errorf("%d tables", n)
+		}
+	})
+}
+
+// TestJudgeOfATableThatWasTooLarge: canaryd knows only its name and handle, and its deeds. It
+// reports a flush of the table, and has no remedy.
+func TestJudgeOfATableThatWasTooLarge(t *testing.T) {
+	id := tableid.Inet.Table("large")
+	table := func(handle uint64) *native.Table {
+		return &native.Table{ID: id, Handle: handle, Chains: []native.Chain{{Name: "c"}}}
+	}
+	took := func(by native.Committer) *native.Deed {
+		return &native.Deed{By: by, Elements: map[string]int{"addresses": 9}}
+	}
+	for _, test := range []struct {
+		name string
+		now  *native.Table
+		deed *native.Deed
+		want native.Verdict
+	}{
+		{"the ruleset was flushed", nil, &native.Deed{Deleted: true, WitnessLost: true}, native.TableDeleted},
+		{"a unit of another owner deleted it", nil, &native.Deed{Deleted: true, By: native.NotOwner}, native.TableDeleted},
+		{"it was deleted alone", nil, &native.Deed{Deleted: true}, native.Unattributed},
+		{"its owner deleted it", nil, &native.Deed{Deleted: true, By: native.Owner}, native.Changed},
+		{"a flusher made it again", table(2), &native.Deed{Deleted: true, Made: 2, WitnessLost: true}, native.Replaced},
+		{"its owner made it again", table(2), &native.Deed{Deleted: true, Made: 2, By: native.Owner}, native.Changed},
+		{"another process emptied it", table(1), took(native.NotOwner), native.Emptied},
+		{"its owner emptied it", table(1), took(native.Owner), native.Changed},
+		{"an unknown process emptied it", table(1), took(native.UnknownCommitter), native.Changed},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			f := native.Judge(native.Evidence{Was: &native.Table{ID: id, Handle: 1}, Now: test.now, Deeds: []*native.Deed{test.deed}, Unread: true})
+			if f.Verdict != test.want || f.Remedy != native.NoRemedy {
+				t.Errorf("%+v, want %s without a remedy", f, test.want)
+			}
+			if lost := test.want != native.Changed; lost != strings.Contains(f.Why, "cannot put it back") {
+				t.Errorf("it says %q", f.Why)
+			}
+		})
+	}
+}
