@@ -100,7 +100,7 @@ func (o *options) allFlags() *pflag.FlagSet {
 	all.StringVar(&o.metricsAddress, "metrics-bind-address", "127.0.0.1:9475", "HTTP address; empty: none")
 	all.StringSliceVar(&o.metricsHosts, "metrics-host", nil, "further `names` that HTTP answers under; its address and localhost always are")
 	all.BoolVar(&o.metricsRequired, "metrics-required", false, "not healthy while that address is taken")
-	all.IntVar(&o.maxRules, "max-rules", iptables.DefaultMaxRules, "keep so many rules of a family, and so many rules and elements of native tables; 0: no limit")
+	all.IntVar(&o.maxRules, "max-rules", iptables.DefaultMaxRules, "keep so many rules of a family, and native tables as large as that; 0: no limit")
 	all.StringVar(&o.logFormat, "log-format", "text", "text, or json: a line of JSON for each line of the log")
 	all.StringVarP(&o.output, "output", "o", "table", "table or json")
 	all.StringVar(&o.flush, "flush", "", "show all of one flush: its `number` in the list, 1 is the newest, or its ID")

@@ -65,19 +65,19 @@ type NativeTable struct {
 	Witness string `json:"witness,omitempty"`
 }
 
-// A NativeLeftOut is a native table that is not guarded, because all native tables have more rules
-// and elements than canaryd keeps (--max-rules).
+// A NativeLeftOut is a native table that is not guarded, because all native tables together are
+// larger than canaryd keeps (--max-rules).
 type NativeLeftOut struct {
 	Family string `json:"family"` // as nftables has it, such as "ip"
 	Table  string `json:"table"`  // with its family, such as "ip kube-proxy"
-	// Rules counts its rules and elements, long ones more than once. The last count may have ended
-	// where the table was too large.
+	// Rules is its size in rules of usual length; seven addresses of a set are as large as one. The
+	// last count may have ended where the table was too large.
 	Rules int `json:"rules"`
 }
 
-// String names the table and counts its rules and elements.
+// String names the table, and says how large it is.
 func (l NativeLeftOut) String() string {
-	return fmt.Sprintf("table %s: it holds %d rules and elements, or more", TableCell(l.Table), l.Rules)
+	return fmt.Sprintf("table %s: it is as large as %d rules, or larger", TableCell(l.Table), l.Rules)
 }
 
 // A NativeQuarantined is a part of a native table in quarantine, in a Status. Text and Reason leave

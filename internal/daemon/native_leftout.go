@@ -48,7 +48,7 @@ func (o *nativeLeftOut) take(deed nativeDeed) {
 	}
 }
 
-var errNativeTooMany = errors.New("native tables have more rules and elements than canaryd keeps: raise --max-rules and the memory limit, or remove rules and elements that are not needed")
+var errNativeTooMany = errors.New("native tables are larger than canaryd keeps: raise --max-rules and the memory limit, or remove rules and elements that are not needed")
 
 // countAt returns when a table that is left out may be counted again. A lost table is counted
 // as soon as it exists again.
@@ -98,7 +98,7 @@ func (d *Daemon) leaveNativeOut(ctx context.Context, st *state, id tableid.Table
 		r.disk.moved(time.Now())
 	}
 	if r.tables[id] = left; t.out == nil {
-		severity.Warnings(r.comings.log(ctx)).Error(errNativeTooMany, "A native table is left out: it is NOT guarded", "table", id.NFT(), "rulesAndElementsAtLeast", w.Rules)
+		severity.Warnings(r.comings.log(ctx)).Error(errNativeTooMany, "A native table is left out: it is NOT guarded", "table", id.NFT(), "rulesAtLeast", w.Units())
 	}
 }
 

@@ -209,7 +209,7 @@ func elementsOf(conn *nft.Conn, id tableid.TableID, set string, s *scale) (all [
 		var w nft.Weight
 		err := decodeElements(attrs, func(e Element) {
 			all = append(all, e)
-			w.Add(len(e))
+			w.Bytes += elementBytes + len(e)
 		})
 		return cmp.Or(err, s.add(w))
 	})

@@ -95,7 +95,7 @@ func TestATableThatIsTooLarge(t *testing.T) {
 		k.wants("small", "large")
 		nstest.Command(t, "nft", "flush set inet large addresses")
 		k.wants("large small", "")
-		nstest.CommandInput(t, withSet("large")+addresses("large", 0, 2000), "nft", "-f", "-")
+		nstest.CommandInput(t, withSet("large")+addresses("large", 0, 20_000), "nft", "-f", "-")
 		k.wants("small", "large")
 		nstest.Command(t, "nft", "delete table inet large")
 		k.wants("small", "")
@@ -103,29 +103,29 @@ func TestATableThatIsTooLarge(t *testing.T) {
 }
 
 // TestATableThatGrows: a followed table becomes too large by notifications. canaryd stops following
-// it. The table returns at three quarters of the limit.
+// it. The table returns at three quarters of the limit. Seven addresses weigh as much as a rule.
 func TestATableThatGrows(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
-		nstest.CommandInput(t, withSet("one", "two")+addresses("one", 0, 40)+addresses("two", 0, 30), "nft", "-f", "-")
+		nstest.CommandInput(t, withSet("one", "two")+addresses("one", 0, 7*40)+addresses("two", 0, 7*30), "nft", "-f", "-")
 		k := limited{openLimited(t, 100), t}
 		k.wants("one two", "")
 		r, err := k.Follow(everything)
 		if err != nil || !r.Followed(tableid.Inet.Table("two")) {
 			t.Fatalf("it is not followed, %v", err)
 		}
-		nstest.CommandInput(t, addresses("two", 30, 5000), "nft", "-f", "-")
+		nstest.CommandInput(t, addresses("two", 7*30, 5000), "nft", "-f", "-")
 		took := allocated(func() { k.wants("one", "two") })
 		if t.Logf("%d KiB", took>>10); took > 3<<20 { // without a limit 5 MiB
 			t.Errorf("the commit and the read allocate %d KiB", took>>10)
 		}
-		nstest.CommandInput(t, "flush set inet two addresses\n"+addresses("two", 0, 40), "nft", "-f", "-")
+		nstest.CommandInput(t, "flush set inet two addresses\n"+addresses("two", 0, 7*40), "nft", "-f", "-")
 		k.wants("one", "two") // all would fit, but not into three quarters
-		nstest.CommandInput(t, "flush set inet two addresses\n"+addresses("two", 0, 30), "nft", "-f", "-")
+		nstest.CommandInput(t, "flush set inet two addresses\n"+addresses("two", 0, 7*30), "nft", "-f", "-")
 		k.wants("one two", "")
-		nstest.CommandInput(t, addresses("one", 40, 31), "nft", "-f", "-")
+		nstest.CommandInput(t, addresses("one", 7*40, 7*40), "nft", "-f", "-")
 		k.wants("two", "one") // of two the largest
-		nstest.CommandInput(t, addresses("two", 30, 5000)+"flush set inet one addresses\n", "nft", "-f", "-")
+		nstest.CommandInput(t, addresses("two", 7*30, 5000)+"flush set inet one addresses\n", "nft", "-f", "-")
 		k.wants("one", "two")
 	})
 }
@@ -139,7 +139,7 @@ func TestPacketsMakeATableTooLarge(t *testing.T) {
 			set seen { type inet_service; flags dynamic; size 9999; }
 			chain c { type filter hook output priority 0; update @seen { udp sport }; }
 		}`, "nft", "-f", "-")
-		k := limited{openLimited(t, 50), t}
+		k := limited{openLimited(t, 8), t}
 		k.wants("grows one", "")
 		for range 100 {
 			sendPackets(t, 1) // each from a port of its own

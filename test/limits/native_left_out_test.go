@@ -51,7 +51,7 @@ func TestANativeTableThatIsTooLargeCostsItselfOnly(t *testing.T) {
 		}
 		leftOut := func() {
 			n.Helper()
-			says("healthy, but one native table is not guarded", "NOT guarded: table inet blocklist: it holds ", "inet fw ")
+			says("healthy, but one native table is not guarded", "NOT guarded: table inet blocklist: it is as large as ", "inet fw ")
 		}
 		leftOut()
 		p.WantLog("E", "A native table is left out", "inet blocklist", "--max-rules")
