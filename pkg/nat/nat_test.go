@@ -41,7 +41,8 @@ func (r *rule) Ways(p *nat.Packet, ways []nat.Way) []nat.Way {
 	return append(ways, way)
 }
 
-// A kernel takes packets through the same rules. Chance decides each condition that depends on more.
+// A kernel takes packets through the same rules. Chance decides each condition that depends on
+// more.
 type kernel struct {
 	*rand.Rand
 	mark uint32

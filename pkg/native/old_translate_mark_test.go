@@ -1,11 +1,11 @@
 package native
 
 // A packetMark has the known bits of a packet's mark, in the bytes of a register.
-type packetMark struct{ value, known [4]byte }
+type oldPacketMark struct{ value, known [4]byte }
 
 // or returns the known bits of a mark that is one of two: the bits that both know and have
 // alike. The walk calls it where two ways of a packet meet.
-func (m packetMark) or(o packetMark) packetMark {
+func (m oldPacketMark) or(o oldPacketMark) oldPacketMark {
 	for i := range m.known {
 		m.known[i] &= o.known[i] &^ (m.value[i] ^ o.value[i])
 	}
@@ -14,7 +14,7 @@ func (m packetMark) or(o packetMark) packetMark {
 
 // markIn returns the mark that a register holds, when a rule sets the packet's mark from it. If
 // the register is not known, no bit of the mark is.
-func markIn(regs *registers, register uint32) (m packetMark) {
+func oldMarkIn(regs *oldRegisters, register uint32) (m oldPacketMark) {
 	value, known := regs.bits(register, len(m.value))
 	copy(m.value[:], value)
 	copy(m.known[:], known)
@@ -22,14 +22,14 @@ func markIn(regs *registers, register uint32) (m packetMark) {
 }
 
 // markWays joins the marks of several ways.
-type markWays struct {
-	mark packetMark
+type oldMarkWays struct {
+	mark oldPacketMark
 	any  bool
 }
 
 // add joins the mark of one more way. After it, mark has only the bits that all ways have
 // alike.
-func (w *markWays) add(m packetMark) {
+func (w *oldMarkWays) add(m oldPacketMark) {
 	if w.any {
 		m = m.or(w.mark)
 	}
@@ -37,7 +37,7 @@ func (w *markWays) add(m packetMark) {
 }
 
 // otherSource notes a way that ends in another source.
-func (w *natWalk) otherSource() {
+func (w *oldNatWalk) otherSource() {
 	w.sources++
 	w.escapes = w.escapes || !w.leaves // before that, a new source is no destination
 }
