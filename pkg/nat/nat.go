@@ -1,9 +1,9 @@
 // Package nat takes a flow's first packet through nat rules of any kind. It computes which flows
 // the rules certainly translate, and which of these they masquerade.
 //
-// A kind of rules, such as iptables' text or the expressions of nf_tables, implements [Chain] and
-// [Rule]: a Rule returns each [Way] that a packet may take there. Its base chains are [Hooks].
-// [New] joins the Hooks of all kinds to the [Translations] of a node, a [Site].
+// A kind of rules, such as iptables' text or the expressions of nf_tables, implements [Chain]: it
+// returns each [Way] that a packet may take at a rule. Its base chains are [Hooks]. [New] joins the
+// Hooks of all kinds to the [Translations] of a node, a [Site].
 //
 // The package knows less than the kernel, but its positive answers are certain. Some conditions do
 // not follow from addresses, ports and marks: a probability, or a set that rules fill. A rule with
@@ -58,15 +58,10 @@ type Chain interface {
 	// Candidates returns the places of the rules that a packet to that destination may match, in
 	// up to three sorted lists. So a walk through a large chain is short.
 	Candidates(to netip.AddrPort) [3][]int32
-	// Rule returns the rule at a place. It may read the rule then.
-	Rule(place int32) Rule
-}
-
-// A Rule is a rule of nat.
-type Rule interface {
-	// Ways appends each way that the packet may take at the rule; the packet takes one of them.
-	// A rule that certainly does not match, and has not changed the mark, may append none.
-	Ways(p *Packet, ways []Way) []Way
+	// Ways appends each way that the packet may take at the rule at a place; the packet takes
+	// one of them. It may append none if the rule certainly does not match, and leaves the mark
+	// as it is.
+	Ways(place int32, p *Packet, ways []Way) []Way
 }
 
 // A Packet is the first packet of a flow at a place in the rules.
@@ -87,7 +82,7 @@ func (m Mark) either(other Mark) Mark {
 	return Mark{known, m.Value & known}
 }
 
-// An Answer says whether a packet meets a condition, for implementations of Rule.
+// An Answer says whether a packet meets a condition, for implementations of Chain.
 type Answer uint8
 
 // The answers.

@@ -19,8 +19,6 @@ func (c *chain) Candidates(netip.AddrPort) (all [3][]int32) {
 	return all
 }
 
-func (c *chain) Rule(place int32) nat.Rule { return (*c)[place] }
-
 // A rule matches packets whose mark has value in the bits of mask. If it depends on more, it may
 // match or not. It sets the bits of set, clears those of clear, and then has the effect of way.
 type rule struct {
@@ -29,7 +27,8 @@ type rule struct {
 	way                     nat.Way
 }
 
-func (r *rule) Ways(p *nat.Packet, ways []nat.Way) []nat.Way {
+func (c *chain) Ways(place int32, p *nat.Packet, ways []nat.Way) []nat.Way {
+	r := (*c)[place]
 	if (p.Mark.Value^r.value)&r.mask&p.Mark.Known != 0 {
 		return ways
 	}

@@ -91,7 +91,7 @@ func (w *walk) chain(c Chain, at course, depth int) (back course) {
 	for place, ok := rules.next(); ok; place, ok = rules.next() {
 		w.packet.Mark = at.Mark
 		first := len(w.ways)
-		w.ways = c.Rule(place).Ways(&w.packet, w.ways)
+		w.ways = c.Ways(place, &w.packet, w.ways)
 		ways := w.ways[first:]
 		w.steps += max(1, len(ways))
 		w.unclear = w.unclear || w.steps > w.until

@@ -285,7 +285,7 @@ func TestCompareNativeSpeed(t *testing.T) {
 		}
 		few := all[:300]
 		best := map[string]time.Duration{}
-		for range 15 {
+		for range 40 {
 			for name, of := range map[string][]asked{"make": nil, "few": few, "all": all} {
 				for kind, f := range map[string]func(){
 					"old " + name: func() {

@@ -19,15 +19,12 @@ func NatHooks(tables []*Table, f tableid.Family) nat.Hooks {
 		if t.Dormant() || t.ID.Family != f && t.ID.Family != tableid.Inet {
 			continue
 		}
-		table := &natTable{chains: make(map[string]*natChain, len(t.Chains)), sets: t.setsByName(), index: map[string]*setIndex{}}
-		chains := make([]natChain, len(t.Chains))
+		table := &natTable{chains: t.chainsByName(), sets: t.setsByName(), index: map[string]*setIndex{}}
 		for i := range t.Chains {
-			c, chain := &t.Chains[i], &chains[i]
-			chain.table, chain.rules = table, c.Rules
-			table.chains[c.Name] = chain
+			c := &t.Chains[i]
 			if c.Base && nft.String(attrOf(c.Attrs, unix.NFTA_CHAIN_TYPE)) == "nat" {
 				hook := nat.Hook(number(attrOf(c.Attrs, unix.NFTA_CHAIN_HOOK), unix.NFTA_HOOK_HOOKNUM))
-				hooks[hook] = append(hooks[hook], chain)
+				hooks[hook] = append(hooks[hook], natChain{table, c})
 			}
 		}
 	}
@@ -36,7 +33,7 @@ func NatHooks(tables []*Table, f tableid.Family) nat.Hooks {
 
 // A natTable is a table with its chains and sets by name.
 type natTable struct {
-	chains map[string]*natChain
+	chains map[string]*Chain
 	sets   map[string]*Set
 	index  map[string]*setIndex // of the sets that a flow has reached
 	places []int32              // 0, 1 and so on, for chains
@@ -45,31 +42,22 @@ type natTable struct {
 // A natChain is a chain of such a table, and a [nat.Chain].
 type natChain struct {
 	table *natTable
-	rules []Rule
+	*Chain
 }
 
 // Candidates returns the places of all rules: large chains of native tables are verdict maps.
-func (c *natChain) Candidates(netip.AddrPort) [3][]int32 {
-	for i := len(c.table.places); i < len(c.rules); i++ {
+func (c natChain) Candidates(netip.AddrPort) [3][]int32 {
+	for i := len(c.table.places); i < len(c.Rules); i++ {
 		c.table.places = append(c.table.places, int32(i))
 	}
-	return [...][]int32{c.table.places[:len(c.rules)], nil, nil}
+	return [...][]int32{c.table.places[:len(c.Rules)], nil, nil}
 }
 
-// Rule returns the rule at a place.
-func (c *natChain) Rule(place int32) nat.Rule { return natRule{c.table, &c.rules[place]} }
-
-// A natRule is a rule of such a chain, and a [nat.Rule].
-type natRule struct {
-	table *natTable
-	*Rule
-}
-
-// Ways takes the packet through the rule's expressions. Where an expression may match or not,
-// the packet may also continue with the next rule.
-func (r natRule) Ways(p *nat.Packet, ways []nat.Way) []nat.Way {
-	e := evaluation{Packet: p, table: r.table, mark: p.Mark, ways: ways}
-	for a, err := range attributes(r.expressions()) {
+// Ways takes the packet through a rule's expressions. Where an expression may match or not, the
+// packet may also continue with the next rule.
+func (c natChain) Ways(place int32, p *nat.Packet, ways []nat.Way) []nat.Way {
+	e := evaluation{Packet: p, table: c.table, mark: p.Mark, ways: ways}
+	for a, err := range attributes(c.Rules[place].expressions()) {
 		if err != nil {
 			return e.takes(nat.Way{Verdict: nat.Unclear})
 		}
@@ -118,7 +106,7 @@ func (e *evaluation) follow(v natVerdict) {
 		way.Verdict = nat.Goto
 	}
 	if chain := e.table.chains[v.chain]; chain != nil {
-		way.Chain = chain
+		way.Chain = natChain{e.table, chain}
 	}
 	e.takes(way)
 }

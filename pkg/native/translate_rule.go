@@ -47,8 +47,11 @@ func (e *evaluation) ends(name string, data []byte) bool {
 		}
 		e.follow(verdictIn(nft.AttrPath(data, immediateData)))
 	case "lookup":
+		if !has(data, unix.NFTA_LOOKUP_DREG) || number(data, unix.NFTA_LOOKUP_DREG) != 0 {
+			return false
+		}
 		s := e.table.sets[nft.String(attrOf(data, unix.NFTA_LOOKUP_SET))]
-		if s == nil || !has(data, unix.NFTA_LOOKUP_DREG) || number(data, unix.NFTA_LOOKUP_DREG) != 0 {
+		if s == nil {
 			return false
 		}
 		e.branch(s, data)
@@ -216,9 +219,9 @@ func (e *evaluation) lookup(data []byte) nat.Answer {
 	index := e.table.indexOf(s)
 	from := number(data, unix.NFTA_LOOKUP_SREG)
 	if n := e.regs.choices(from); maps && n > 0 && !index.vague && index.numbersAll(n) {
-		var values [][]byte
-		for _, element := range index.all {
-			values = append(values, nft.AttrPath(element, unix.NFTA_SET_ELEM_DATA, unix.NFTA_DATA_VALUE))
+		values := make([][]byte, len(index.all))
+		for i, element := range index.all {
+			values[i] = nft.AttrPath(element, unix.NFTA_SET_ELEM_DATA, unix.NFTA_DATA_VALUE)
 		}
 		e.regs.chooseValue(to, values)
 		return nat.Yes

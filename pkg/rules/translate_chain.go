@@ -33,10 +33,13 @@ func (c *natChain) Candidates(to netip.AddrPort) [3][]int32 {
 	return [...][]int32{c.toAddress[to.Addr()], c.toPort[to.Port()], c.others}
 }
 
-// Rule returns the rule at a place. It reads the text on first use, because a walk needs few
-// rules.
-func (c *natChain) Rule(place int32) nat.Rule { return c.rule(place) }
+// Ways appends the ways of a packet at the rule at a place.
+func (c *natChain) Ways(place int32, p *nat.Packet, ways []nat.Way) []nat.Way {
+	return c.rule(place).ways(p, ways)
+}
 
+// rule returns the rule at a place. It reads the text on first use, because a walk needs few
+// rules.
 func (c *natChain) rule(place int32) *natRule {
 	if c.read[place] == nil {
 		c.read[place] = readNatRule(c.text[place], c.named)

@@ -122,9 +122,9 @@ type natRule struct {
 	set    marking // the effect on the mark
 }
 
-// Ways appends the way of a packet that matches, and of a packet that does not if it may do
+// ways appends the way of a packet that matches, and of a packet that does not if it may do
 // either.
-func (n *natRule) Ways(p *nat.Packet, ways []nat.Way) []nat.Way {
+func (n *natRule) ways(p *nat.Packet, ways []nat.Way) []nat.Way {
 	matches := nat.Yes
 	if !n.sure {
 		matches = nat.Maybe
