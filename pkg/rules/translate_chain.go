@@ -103,17 +103,10 @@ func plainDestination(spec string) (netip.Addr, []portSpan) {
 // destination returns the single address that the rule tests, or else the few ports, for
 // indexRules. An invalid address and nil: every walk must meet the rule.
 func (n *natRule) destination() (netip.Addr, []portSpan) {
-	var ports []portSpan
-	for _, t := range n.tests {
-		switch {
-		case t.not:
-		case t.kind == toAddress && t.prefix.IsSingleIP():
-			return t.prefix.Addr(), nil
-		case t.kind == toPorts && count(t.ports) <= fewPorts:
-			ports = t.ports
-		}
+	if n.address.IsValid() || count(n.ports) > fewPorts {
+		return n.address, nil
 	}
-	return netip.Addr{}, ports
+	return netip.Addr{}, n.ports
 }
 
 // count returns the number of ports in the spans. destination lists a rule by ports only if

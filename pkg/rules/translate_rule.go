@@ -8,63 +8,18 @@ import (
 	"github.com/canaryd/canaryd/pkg/nat"
 )
 
-// A test is a condition of a rule on a flow.
-type test struct {
-	kind     testKind
-	not      bool
-	prefix   netip.Prefix
-	protocol uint8
-	ports    []portSpan
-	iface    string
-	mark     marking // its value and mask to compare with
-}
-
-type testKind uint8
-
-const (
-	ofProtocol testKind = iota
-	fromAddress
-	toAddress
-	fromPorts
-	toPorts
-	fromLocal // the source is an address of the node
-	toLocal
-	fromInterface
-	ofMark
-)
+// A test answers whether a packet meets a condition of a rule.
+type test func(p *nat.Packet) nat.Answer
 
 type portSpan struct{ first, last uint16 }
 
-// matches answers whether a packet meets the condition. natRule.matches calls it for each
-// condition of a rule.
-func (t *test) matches(p *nat.Packet) nat.Answer {
-	var is nat.Answer
-	switch t.kind {
-	case ofProtocol:
-		is = nat.Sure(p.Protocol == t.protocol)
-	case fromAddress:
-		is = nat.Sure(t.prefix.Contains(p.Source.Addr()))
-	case toAddress:
-		is = nat.Sure(t.prefix.Contains(p.Destination.Addr()))
-	case fromPorts:
-		is = nat.Sure(within(t.ports, p.Source.Port()))
-	case toPorts:
-		is = nat.Sure(within(t.ports, p.Destination.Port()))
-	case fromLocal:
-		is = nat.Sure(p.Site.Local(p.Source.Addr())) // by which the walk chooses its hook, too
-	case toLocal:
-		if is = nat.Maybe; p.Site.Local(p.Destination.Addr()) { // a route can make others local
-			is = nat.Yes
-		}
-	case fromInterface:
-		is = cameFrom(p, t.iface)
-	case ofMark:
-		is = t.mark.compare(p.Mark)
+// toLocal answers for a test of --dst-type LOCAL: yes or maybe, because a route can make any
+// address local.
+func toLocal(p *nat.Packet) nat.Answer {
+	if p.Site.Local(p.Destination.Addr()) {
+		return nat.Yes
 	}
-	if t.not {
-		return nat.Yes - is
-	}
-	return is
+	return nat.Maybe
 }
 
 // cameFrom answers for a test of -i whether the packet came in by an interface: no or maybe.
@@ -80,9 +35,9 @@ func within(spans []portSpan, port uint16) bool {
 	return slices.ContainsFunc(spans, func(s portSpan) bool { return s.first <= port && port <= s.last })
 }
 
-// A marking is the effect of the target MARK. It clears the bits of mask and flips the bits of
-// value (struct xt_mark_tginfo2; mark_tg in net/netfilter/xt_mark.c). The zero marking keeps the
-// mark.
+// A marking is the effect of the target MARK, or a mark to compare with. The target clears the
+// bits of mask and flips the bits of value (struct xt_mark_tginfo2; mark_tg in
+// net/netfilter/xt_mark.c). The zero marking keeps the mark.
 type marking struct {
 	value, mask uint32
 	// unread says that the option could not be read: the mark is unknown afterwards.
@@ -98,14 +53,13 @@ func (to marking) on(m nat.Mark) nat.Mark {
 	return nat.Mark{Known: known, Value: (m.Value&^to.mask ^ to.value) & known}
 }
 
-// compare answers whether the mark's bits of mask equal value, for -m mark; maybe if some are
-// unknown. A value with bits outside of mask equals no mark (mark_mt in
-// net/netfilter/xt_mark.c).
-func (to marking) compare(m nat.Mark) nat.Answer {
+// matches is the test of -m mark: it answers whether the mark's bits of mask equal value. A value
+// with bits outside of mask equals no mark (mark_mt in net/netfilter/xt_mark.c).
+func (to marking) matches(p *nat.Packet) nat.Answer {
 	switch {
-	case to.value&^to.mask != 0 || (m.Value^to.value)&to.mask&m.Known != 0:
+	case to.value&^to.mask != 0 || (p.Mark.Value^to.value)&to.mask&p.Mark.Known != 0:
 		return nat.No
-	case to.mask&^m.Known != 0:
+	case to.mask&^p.Mark.Known != 0:
 		return nat.Maybe
 	}
 	return nat.Yes
@@ -120,6 +74,9 @@ type natRule struct {
 	unread bool
 	way    nat.Way // without the mark
 	set    marking // the effect on the mark
+	// The destination that the rule tests: an address, and ports. Either may be unknown.
+	address netip.Addr
+	ports   []portSpan
 }
 
 // ways appends the way of a packet that matches, and of a packet that does not if it may do
@@ -129,8 +86,8 @@ func (n *natRule) ways(p *nat.Packet, ways []nat.Way) []nat.Way {
 	if !n.sure {
 		matches = nat.Maybe
 	}
-	for i := range n.tests {
-		if matches = min(matches, n.tests[i].matches(p)); matches == nat.No {
+	for _, t := range n.tests {
+		if matches = min(matches, t(p)); matches == nat.No {
 			return ways
 		}
 	}
@@ -230,13 +187,16 @@ func readMarking(known *vocabulary, o *setting) marking {
 	return marking{value, mask, !ok || !okToo}
 }
 
-// add adds a test, or makes the rule unsure if ok says that the test could not be read. Such
-// a rule matches at most maybe.
-func (n *natRule) add(t test, ok bool) {
-	if ok {
-		n.tests = append(n.tests, t)
-	} else {
+// add adds a test or, with not, its opposite. It makes the rule unsure if ok says that the test
+// could not be read. Such a rule matches at most maybe.
+func (n *natRule) add(not, ok bool, t test) {
+	switch {
+	case !ok:
 		n.sure = false
+	case not:
+		n.tests = append(n.tests, func(p *nat.Packet) nat.Answer { return nat.Yes - t(p) })
+	default:
+		n.tests = append(n.tests, t)
 	}
 }
 
@@ -245,22 +205,26 @@ func (n *natRule) add(t test, ok bool) {
 func (n *natRule) base(s *setting) {
 	switch s.name {
 	case "-s", "-d":
-		kind := fromAddress
-		if s.name == "-d" {
-			kind = toAddress
-		}
 		text, _ := address(s.words[0])
 		prefix, err := netip.ParsePrefix(text) // a mask need not be a prefix
-		n.add(test{kind: kind, not: s.not, prefix: prefix}, err == nil)
+		if s.name == "-s" {
+			n.add(s.not, err == nil, func(p *nat.Packet) nat.Answer { return nat.Sure(prefix.Contains(p.Source.Addr())) })
+			return
+		}
+		n.add(s.not, err == nil, func(p *nat.Packet) nat.Answer { return nat.Sure(prefix.Contains(p.Destination.Addr())) })
+		if !s.not && prefix.IsSingleIP() {
+			n.address = prefix.Addr()
+		}
 	case "-p":
 		text, _ := protocol(s.words[0])
 		number, ok := number(text, 8)
 		if ok && number == 0 && !s.not {
 			return // any
 		}
-		n.add(test{kind: ofProtocol, not: s.not, protocol: uint8(number)}, ok)
+		n.add(s.not, ok, func(p *nat.Packet) nat.Answer { return nat.Sure(uint64(p.Protocol) == number) })
 	case "-i":
-		n.add(test{kind: fromInterface, not: s.not, iface: s.words[0]}, true)
+		iface := s.words[0]
+		n.add(s.not, true, func(p *nat.Packet) nat.Answer { return cameFrom(p, iface) })
 	default: // -o is unknown before routing, -f tests fragments
 		n.sure = false
 	}
@@ -277,31 +241,32 @@ func (n *natRule) option(match string, o *setting) {
 			n.sure = false
 		}
 	case "udp", "tcp", "sctp", "multiport":
-		t := test{not: o.not}
 		switch o.name {
 		case "--dport", "--destination-port", "--dports":
-			t.kind = toPorts
+			ports, ok := readPorts(o.words[0])
+			n.add(o.not, ok, func(p *nat.Packet) nat.Answer { return nat.Sure(within(ports, p.Destination.Port())) })
+			if !o.not {
+				n.ports = ports
+			}
 		case "--sport", "--source-port", "--sports":
-			t.kind = fromPorts
+			ports, ok := readPorts(o.words[0])
+			n.add(o.not, ok, func(p *nat.Packet) nat.Answer { return nat.Sure(within(ports, p.Source.Port())) })
 		default:
 			n.sure = false
-			return
 		}
-		var ok bool
-		t.ports, ok = readPorts(o.words[0])
-		n.add(t, ok)
 	case "addrtype":
-		t := test{kind: toLocal, not: o.not}
-		if o.name == "--src-type" {
-			t.kind = fromLocal
-		}
 		local := len(o.words) == 1 && strings.EqualFold(o.words[0], "LOCAL")
-		n.add(t, local && (o.name == "--dst-type" || o.name == "--src-type"))
+		switch o.name {
+		case "--dst-type":
+			n.add(o.not, local, toLocal)
+		case "--src-type": // by which the walk chooses its hook, too
+			n.add(o.not, local, func(p *nat.Packet) nat.Answer { return nat.Sure(p.Site.Local(p.Source.Addr())) })
+		default:
+			n.sure = false
+		}
 	case "mark":
-		t := test{kind: ofMark, not: o.not}
-		var ok bool
-		t.mark.value, t.mark.mask, ok = markMask(o.words[0])
-		n.add(t, ok && o.name == "--mark")
+		value, mask, ok := markMask(o.words[0])
+		n.add(o.not, ok && o.name == "--mark", marking{value: value, mask: mask}.matches)
 	default:
 		n.sure = false
 	}
