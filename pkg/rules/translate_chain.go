@@ -65,7 +65,7 @@ func (c *natChain) indexRules() {
 			c.toAddress[addr] = append(c.toAddress[addr], place)
 		case ports != nil:
 			if c.toPort == nil {
-				c.toPort = map[uint16][]int32{}
+				c.toPort = make(map[uint16][]int32, len(c.text))
 			}
 			for _, s := range ports {
 				for p := int(s.first); p <= int(s.last); p++ {
