@@ -22,7 +22,7 @@ var rooms = []string{
 	"cmd", "internal/web", "internal/control", "internal/sdnotify", "internal/daemon", "internal/drill", "internal/accepted", "internal/pods", "internal/culprit", "internal/nativestore", "internal/onrequest", "internal/baseline", "internal/flushes", "internal/copies", "internal/pace", "internal/here", "internal/metrics", "internal/serve", "internal/api",
 	"pkg/reload", "pkg/standby", "pkg/native", "pkg/canary", "pkg/iptables", "pkg/watch", "pkg/conntrack", "pkg/nft",
 	"internal/journal", "internal/cniresults", "internal/cgroup", "internal/source",
-	"pkg/rules/kube", "pkg/protect", "pkg/rules", "internal/private", "internal/terminal", "internal/severity", "pkg/ruleset", "pkg/owners", "pkg/tableid", "internal/sorting",
+	"pkg/rules/kube", "pkg/protect", "pkg/rules", "internal/private", "internal/terminal", "internal/severity", "pkg/ruleset", "pkg/owners", "pkg/nat", "pkg/tableid", "internal/sorting",
 }
 
 // faces are the rooms in which the daemon meets the world.
@@ -138,7 +138,7 @@ func judge(name, imported string) []string {
 	outside := !isOurs && strings.Contains(strings.Split(imported, "/")[0], ".")
 	switch rooms[here] {
 	case "pkg/rules":
-		rule(outside, "pkg/rules imports the standard library and pkg/tableid only")
+		rule(outside, "pkg/rules imports the standard library, pkg/nat and pkg/tableid only")
 		rule(slices.Contains([]string{"os", "net", "time", "syscall"}, imported) || path.Dir(imported) == "os",
 			"pkg/rules does no I/O and reads no clock")
 	case "pkg/protect":
@@ -146,11 +146,13 @@ func judge(name, imported string) []string {
 			"pkg/protect names owners' rules: it imports the standard library, pkg/rules, pkg/owners and pkg/tableid only")
 	case "pkg/owners":
 		rule(outside || isOurs && ours != "pkg/tableid", "pkg/owners is a table: it imports the standard library and pkg/tableid only")
+	case "pkg/nat":
+		rule(outside || isOurs, "pkg/nat knows no kind of rules: it imports the standard library only")
 	case "pkg/nft":
 		rule(isOurs && ours != "pkg/tableid", "pkg/nft knows nothing of iptables: of ours it imports pkg/tableid only")
 	case "pkg/native":
-		rule(isOurs && ours != "pkg/nft" && ours != "pkg/owners" && ours != "pkg/tableid",
-			"pkg/native knows tables as raw objects: of ours it imports pkg/nft, pkg/owners and pkg/tableid only")
+		rule(isOurs && ours != "pkg/nft" && ours != "pkg/owners" && ours != "pkg/nat" && ours != "pkg/tableid",
+			"pkg/native knows tables as raw objects: of ours it imports pkg/nft, pkg/owners, pkg/nat and pkg/tableid only")
 	case "pkg/standby":
 		rule(isOurs && ours != "pkg/nft" && ours != "pkg/native" && ours != "pkg/tableid",
 			"pkg/standby copies raw objects: of ours it imports pkg/nft, pkg/native and pkg/tableid only")

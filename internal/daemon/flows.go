@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"context"
-	"net/netip"
 	"runtime"
 	"slices"
 	"time"
@@ -12,6 +11,7 @@ import (
 	"github.com/canaryd/canaryd/internal/here"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/conntrack"
+	"github.com/canaryd/canaryd/pkg/nat"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -20,31 +20,8 @@ import (
 
 // A Tracker knows the node's flows: conntrack.Kernel, but for tests.
 type Tracker interface {
-	Look() (rules.Site, error)
-	Sweep(ctx context.Context, f rules.Family, since time.Time, nat conntrack.Rules) (conntrack.Deleted, error)
-}
-
-// anyRules translates a flow if any of its rules does: the kernel takes the first translation
-// that fits.
-type anyRules []conntrack.Rules
-
-func (a anyRules) Translates(flow rules.Flow) bool {
-	return slices.ContainsFunc(a, func(r conntrack.Rules) bool { return r.Translates(flow) })
-}
-
-func (a anyRules) Masquerades(flow rules.Flow, backend netip.AddrPort) bool {
-	return slices.ContainsFunc(a, func(r conntrack.Rules) bool { return r.Masquerades(flow, backend) })
-}
-
-// nativeRules are the translations of native tables.
-type nativeRules struct{ *native.Translations }
-
-func (n nativeRules) Translates(flow rules.Flow) bool {
-	return n.Translations.Translates(native.Flow(flow))
-}
-
-func (n nativeRules) Masquerades(flow rules.Flow, backend netip.AddrPort) bool {
-	return n.Translations.Masquerades(native.Flow(flow), backend)
+	Look() (nat.Site, error)
+	Sweep(ctx context.Context, f rules.Family, since time.Time, by conntrack.Rules) (conntrack.Deleted, error)
 }
 
 // sweepTime limits one sweep. With 100,000 flows a sweep took 0.2 s, and 0.4 s if the kernel
@@ -152,17 +129,11 @@ func (d *Daemon) sweep(ctx context.Context, f rules.Family, since time.Time, s s
 	site, err := d.cfg.Flows.Look()
 	var deleted conntrack.Deleted
 	if err == nil {
-		var nat anyRules
-		if t := s.generation.Translations(f, site); !t.Empty() {
-			nat = append(nat, t)
-		}
-		if t := native.TranslationsOf(s.native, f, site.Local); !t.Empty() {
-			nat = append(nat, nativeRules{t})
-		}
-		if len(nat) == 0 {
+		translations := nat.New(site, s.generation.NatHooks(f), native.NatHooks(s.native, f))
+		if translations.Empty() {
 			return
 		}
-		deleted, err = d.cfg.Flows.Sweep(ctx, f, since, nat)
+		deleted, err = d.cfg.Flows.Sweep(ctx, f, since, translations)
 	}
 	d.cfg.Metrics.ObserveSweep(f, deleted, err != nil)
 	if err != nil {
@@ -170,7 +141,7 @@ func (d *Daemon) sweep(ctx context.Context, f rules.Family, since time.Time, s s
 	}
 	if count := deleted.ByProtocol; len(count) > 0 {
 		log.Info("Ended flows that began while the rules were missing; their next packets are translated", "family", f,
-			"tcp", count[rules.TCP], "udp", count[rules.UDP], "sctp", count[rules.SCTP], "unmasqueraded", deleted.Unmasqueraded)
+			"tcp", count[nat.TCP], "udp", count[nat.UDP], "sctp", count[nat.SCTP], "unmasqueraded", deleted.Unmasqueraded)
 	}
 }
 

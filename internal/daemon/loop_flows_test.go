@@ -16,6 +16,7 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/conntrack"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/nat"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -25,16 +26,16 @@ import (
 // flows is a Tracker of untranslated flows.
 type flows struct {
 	mu    sync.Mutex
-	held  []rules.Flow // of IPv4
+	held  []nat.Flow // of IPv4
 	asked []rules.Family
 	since []time.Time
 	takes time.Duration
 	err   error
 }
 
-func (*flows) Look() (rules.Site, error) { return nodeSite{}, nil }
+func (*flows) Look() (nat.Site, error) { return nodeSite{}, nil }
 
-func (f *flows) Sweep(ctx context.Context, family rules.Family, since time.Time, nat conntrack.Rules) (conntrack.Deleted, error) {
+func (f *flows) Sweep(ctx context.Context, family rules.Family, since time.Time, by conntrack.Rules) (conntrack.Deleted, error) {
 	deleted := conntrack.Deleted{ByProtocol: map[uint8]int{}}
 	select {
 	case <-time.After(f.takes):
@@ -45,8 +46,8 @@ func (f *flows) Sweep(ctx context.Context, family rules.Family, since time.Time,
 	defer f.mu.Unlock()
 	f.asked, f.since = append(f.asked, family), append(f.since, since)
 	if family == rules.IPv4 {
-		f.held = slices.DeleteFunc(f.held, func(flow rules.Flow) bool {
-			if nat.Translates(flow) {
+		f.held = slices.DeleteFunc(f.held, func(flow nat.Flow) bool {
+			if by.Translates(flow) {
 				deleted.ByProtocol[flow.Protocol]++
 				return true
 			}
@@ -72,16 +73,16 @@ type nodeSite struct{}
 func (nodeSite) Local(a netip.Addr) bool        { return a == netip.MustParseAddr("192.0.2.1") }
 func (nodeSite) Beyond(string, netip.Addr) bool { return true }
 
-func flowTo(protocol uint8, to string) rules.Flow {
-	return rules.Flow{Protocol: protocol, Source: netip.MustParseAddrPort("10.1.7.9:4000"), Destination: netip.MustParseAddrPort(to)}
+func flowTo(protocol uint8, to string) nat.Flow {
+	return nat.Flow{Protocol: protocol, Source: netip.MustParseAddrPort("10.1.7.9:4000"), Destination: netip.MustParseAddrPort(to)}
 }
 
 // begunMeanwhile returns flows to a cluster IP, a host port and a node port of the scenarios'
 // node, and a flow to a stranger.
-func begunMeanwhile() []rules.Flow {
-	return []rules.Flow{
-		flowTo(rules.UDP, "10.96.0.14:80"), flowTo(rules.UDP, "192.0.2.1:443"), flowTo(rules.SCTP, "192.0.2.1:30038"),
-		flowTo(rules.TCP, "10.96.0.23:80"), flowTo(rules.UDP, "198.51.100.1:53"),
+func begunMeanwhile() []nat.Flow {
+	return []nat.Flow{
+		flowTo(nat.UDP, "10.96.0.14:80"), flowTo(nat.UDP, "192.0.2.1:443"), flowTo(nat.SCTP, "192.0.2.1:30038"),
+		flowTo(nat.TCP, "10.96.0.23:80"), flowTo(nat.UDP, "198.51.100.1:53"),
 	}
 }
 

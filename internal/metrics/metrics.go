@@ -18,6 +18,7 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/conntrack"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/nat"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -315,7 +316,7 @@ func (m *Metrics) ObserveDrill(result api.DrillResult) {
 
 // sweptProtocols returns the protocols whose flows are deleted, by number.
 func sweptProtocols() map[uint8]string {
-	return map[uint8]string{rules.TCP: "tcp", rules.UDP: "udp", rules.SCTP: "sctp"}
+	return map[uint8]string{nat.TCP: "tcp", nat.UDP: "udp", nat.SCTP: "sctp"}
 }
 
 // ObserveSweep counts the flows that were deleted after a replay of nat. failed means that the

@@ -17,6 +17,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/conntrack"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/nat"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -85,7 +86,7 @@ func everything(m *Metrics, hints *watch.Hints) {
 	})
 	m.ObserveStandby(rules.IPv4, 250*time.Millisecond)
 	m.ObserveUnprotected(rules.IPv4, rules.Filter, 6, true)
-	m.ObserveSweep(rules.IPv4, conntrack.Deleted{ByProtocol: map[uint8]int{rules.UDP: 3}}, true)
+	m.ObserveSweep(rules.IPv4, conntrack.Deleted{ByProtocol: map[uint8]int{nat.UDP: 3}}, true)
 	m.ObserveDrill(api.DrillPassed)
 	m.ObserveJournalError()
 	m.ObserveStateError()

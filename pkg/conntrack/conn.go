@@ -11,7 +11,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // A conn is a socket to conntrack. vishvananda/netlink's ConntrackFlow is not used: it holds the
@@ -67,7 +67,7 @@ func (c *conn) Close() { _ = unix.Close(c.fd) }
 // ask sends a request and calls take with each message of the answer. A message is valid until
 // take returns. kind is msgGet or msgDelete, and flags are netlink's. The error is the
 // kernel's, or errInterrupted if a dump may lack flows.
-func (c *conn) ask(ctx context.Context, f rules.Family, kind, flags int, attributes []byte, take func(message []byte)) error {
+func (c *conn) ask(ctx context.Context, f tableid.Family, kind, flags int, attributes []byte, take func(message []byte)) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -129,9 +129,9 @@ func messages(data []byte) iter.Seq2[unix.NlMsghdr, []byte] {
 
 // send sends one request, with flags and attributes of netlink. ask receives the answer with
 // the same sequence number.
-func (c *conn) send(f rules.Family, kind, flags int, attributes []byte) error {
+func (c *conn) send(f tableid.Family, kind, flags int, attributes []byte) error {
 	family := byte(unix.AF_INET)
-	if f == rules.IPv6 {
+	if f == tableid.IPv6 {
 		family = unix.AF_INET6
 	}
 	c.sequence++

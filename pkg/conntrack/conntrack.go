@@ -8,9 +8,9 @@
 //
 // A TCP flow that has seen an answer is a connection, wherever it leads, and never ended.
 //
-// [Kernel.Look] reads the node's addresses. rules.Generation.Translations computes how the nat
-// rules translate on that node, and [Kernel.Sweep] ends the flows that these [Rules] would
-// translate differently. After an error, [Deleted] still counts the ended flows.
+// [Kernel.Look] reads the node's addresses. [nat.Translations] computes how the nat rules translate
+// on that node, and [Kernel.Sweep] ends the flows that these [Rules] would translate differently.
+// After an error, [Deleted] still counts the ended flows.
 //
 // The zero Kernel is ready, and any number of goroutines may use it; Rules are for one at a time.
 package conntrack
@@ -25,7 +25,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/nat"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // A Kernel is the table of conntrack in the network namespace of the process. It needs
@@ -36,12 +37,12 @@ type Kernel struct {
 	plain bool
 }
 
-// Rules say how nat certainly treats flows, as rules.Translations do.
+// Rules say how nat certainly treats flows, as [nat.Translations] do.
 type Rules interface {
 	// Translates reports whether the flow is sent to another destination.
-	Translates(flow rules.Flow) bool
+	Translates(flow nat.Flow) bool
 	// Masquerades reports whether the flow, once sent to backend, gets another source.
-	Masquerades(flow rules.Flow, backend netip.AddrPort) bool
+	Masquerades(flow nat.Flow, backend netip.AddrPort) bool
 }
 
 // Deleted counts the flows that were ended.
@@ -79,8 +80,8 @@ const clockStep = time.Second
 // A flow is named by its tuple and its ID, so a flow that ended meanwhile and
 // began again is left alone. If a flow was chosen because it has no answer, Sweep
 // checks it again right before it ends the flow.
-func (k Kernel) Sweep(ctx context.Context, f rules.Family, since time.Time, nat Rules) (Deleted, error) {
-	s := sweep{ctx: ctx, family: f, nat: nat, deleted: Deleted{ByProtocol: map[uint8]int{}}}
+func (k Kernel) Sweep(ctx context.Context, f tableid.Family, since time.Time, rules Rules) (Deleted, error) {
+	s := sweep{ctx: ctx, family: f, rules: rules, deleted: Deleted{ByProtocol: map[uint8]int{}}}
 	if !since.IsZero() {
 		s.since = since.Add(-clockStep)
 	}
@@ -101,9 +102,9 @@ func (k Kernel) Sweep(ctx context.Context, f rules.Family, since time.Time, nat 
 type sweep struct {
 	ctx    context.Context
 	conn   *conn
-	family rules.Family
+	family tableid.Family
 	since  time.Time // zero: flows of any age
-	nat    Rules
+	rules  Rules
 	stuck  []entry // from the last dump
 	taken  int     // number of stuck flows, also of earlier dumps
 	left   int     // stuck flows beyond maxDeleted
@@ -122,7 +123,7 @@ func (s *sweep) run(plain bool) error {
 	}
 	err := s.pass(filter{mask: statusSeenReply})
 	if err == nil && s.answered <= fewAnswered {
-		err = s.pass(filter{protocol: rules.UDP, status: statusSeenReply, mask: statusSeenReply | statusDstNAT})
+		err = s.pass(filter{protocol: nat.UDP, status: statusSeenReply, mask: statusSeenReply | statusDstNAT})
 	}
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) {
 		return s.pass(filter{})
@@ -178,21 +179,21 @@ func (s *sweep) dump(want filter) error {
 // connection. dump keeps such a flow.
 func (s *sweep) isStuck(e *entry) bool {
 	switch {
-	case !e.translated && e.flow.Protocol == rules.UDP:
-		return s.nat.Translates(e.flow)
+	case !e.translated && e.flow.Protocol == nat.UDP:
+		return s.rules.Translates(e.flow)
 	case !e.isUnanswered() || !e.start.IsZero() && e.start.Before(s.since):
 		return false
 	case !e.translated:
-		return s.nat.Translates(e.flow)
+		return s.rules.Translates(e.flow)
 	default:
-		return !e.masqueraded && s.nat.Masquerades(e.flow, e.backend)
+		return !e.masqueraded && s.rules.Masquerades(e.flow, e.backend)
 	}
 }
 
 // end ends a flow, if it still exists and has not changed. Only a UDP flow without a
 // translation needs no check: an answer would not save it.
 func (s *sweep) end(e entry) error {
-	if e.translated || e.flow.Protocol != rules.UDP {
+	if e.translated || e.flow.Protocol != nat.UDP {
 		still, err := s.isUnchanged(e)
 		if err != nil || !still {
 			return err

@@ -16,6 +16,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/conntrack"
+	"github.com/canaryd/canaryd/pkg/nat"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -29,21 +30,21 @@ type someRules struct {
 	backend  netip.AddrPort
 }
 
-func (r someRules) Translates(f rules.Flow) bool { return r.services[f.Destination] }
+func (r someRules) Translates(f nat.Flow) bool { return r.services[f.Destination] }
 
-func (r someRules) Masquerades(f rules.Flow, backend netip.AddrPort) bool {
+func (r someRules) Masquerades(f nat.Flow, backend netip.AddrPort) bool {
 	return r.services[f.Destination] && r.sources[f.Source.Addr()] && backend == r.backend
 }
 
 // everything translates all flows.
 type everything struct{}
 
-func (everything) Translates(rules.Flow) bool                  { return true }
-func (everything) Masquerades(rules.Flow, netip.AddrPort) bool { return false }
+func (everything) Translates(nat.Flow) bool                  { return true }
+func (everything) Masquerades(nat.Flow, netip.AddrPort) bool { return false }
 
 // udp is a flow that was not translated.
 func udp(from string) conntrack.Made {
-	return conntrack.Made{Protocol: rules.UDP, From: netip.MustParseAddrPort(from), To: netip.MustParseAddrPort("10.96.0.10:53")}
+	return conntrack.Made{Protocol: nat.UDP, From: netip.MustParseAddrPort(from), To: netip.MustParseAddrPort("10.96.0.10:53")}
 }
 
 func create(t *testing.T, f rules.Family, flows ...conntrack.Made) {
@@ -76,7 +77,7 @@ const (
 // TestWhichFlowsEnd: each flow differs in one thing. Sweep must end exactly the
 // flows that are certainly stuck, whether or not the kernel filters.
 func TestWhichFlowsEnd(t *testing.T) {
-	const tcp, udp, sctp = rules.TCP, rules.UDP, rules.SCTP
+	const tcp, udp, sctp = nat.TCP, nat.UDP, nat.SCTP
 	const answered, assured = conntrack.SeenReply, conntrack.Assured
 	tests := []struct {
 		story          string
@@ -189,7 +190,7 @@ type late struct {
 	answer func()
 }
 
-func (l late) Translates(rules.Flow) bool {
+func (l late) Translates(nat.Flow) bool {
 	l.answer()
 	return true
 }
@@ -200,8 +201,8 @@ func (l late) Translates(rules.Flow) bool {
 func TestAnAnswerInTheLastMoment(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		to := netip.MustParseAddrPort("10.96.0.10:53")
-		answered := conntrack.Made{Protocol: rules.TCP, From: netip.MustParseAddrPort("192.0.2.1:4000"), To: to, State: synSent}
-		silent := conntrack.Made{Protocol: rules.TCP, From: netip.MustParseAddrPort("192.0.2.2:4000"), To: to, State: synSent}
+		answered := conntrack.Made{Protocol: nat.TCP, From: netip.MustParseAddrPort("192.0.2.1:4000"), To: to, State: synSent}
+		silent := conntrack.Made{Protocol: nat.TCP, From: netip.MustParseAddrPort("192.0.2.2:4000"), To: to, State: synSent}
 		create(t, rules.IPv4, answered, silent)
 		answered.State, answered.Status = synReceived, conntrack.SeenReply
 		deleted, err := conntrack.Kernel{}.Sweep(t.Context(), rules.IPv4, time.Time{}, late{answer: func() {
@@ -209,7 +210,7 @@ func TestAnAnswerInTheLastMoment(t *testing.T) {
 				t.Error(err)
 			}
 		}})
-		if diff := cmp.Diff(map[uint8]int{rules.TCP: 1}, deleted.ByProtocol); diff != "" || err != nil {
+		if diff := cmp.Diff(map[uint8]int{nat.TCP: 1}, deleted.ByProtocol); diff != "" || err != nil {
 			t.Errorf("%v, deleted (-want +got):\n%s", err, diff)
 		}
 		want := map[netip.Addr]bool{answered.From.Addr(): true}
@@ -227,16 +228,16 @@ func TestFlowsFromBeforeTheLossStay(t *testing.T) {
 		nstest.NeedSetting(t, "/proc/sys/net/netfilter/nf_conntrack_timestamp", "1")
 		to := netip.MustParseAddrPort("10.96.0.10:53")
 		create(t, rules.IPv4,
-			conntrack.Made{Protocol: rules.TCP, From: netip.MustParseAddrPort("192.0.2.1:4000"), To: to, State: synSent},
-			conntrack.Made{Protocol: rules.SCTP, From: netip.MustParseAddrPort("192.0.2.2:4000"), To: to},
-			conntrack.Made{Protocol: rules.UDP, From: netip.MustParseAddrPort("192.0.2.3:4000"), To: to})
+			conntrack.Made{Protocol: nat.TCP, From: netip.MustParseAddrPort("192.0.2.1:4000"), To: to, State: synSent},
+			conntrack.Made{Protocol: nat.SCTP, From: netip.MustParseAddrPort("192.0.2.2:4000"), To: to},
+			conntrack.Made{Protocol: nat.UDP, From: netip.MustParseAddrPort("192.0.2.3:4000"), To: to})
 		for _, test := range []struct {
 			story string
 			since time.Time
 			want  map[uint8]int
 		}{
-			{"the loss came an hour later", time.Now().Add(time.Hour), map[uint8]int{rules.UDP: 1}},
-			{"the loss came before", time.Now().Add(-time.Minute), map[uint8]int{rules.TCP: 1, rules.SCTP: 1}},
+			{"the loss came an hour later", time.Now().Add(time.Hour), map[uint8]int{nat.UDP: 1}},
+			{"the loss came before", time.Now().Add(-time.Minute), map[uint8]int{nat.TCP: 1, nat.SCTP: 1}},
 		} {
 			deleted, err := conntrack.Kernel{}.Sweep(t.Context(), rules.IPv4, test.since, everything{})
 			if diff := cmp.Diff(test.want, deleted.ByProtocol); diff != "" || err != nil {
@@ -258,7 +259,7 @@ func TestNoMoreThanOneSweepsWorth(t *testing.T) {
 			all     bool
 		}{{conntrack.MaxDeleted, false}, {5, true}} {
 			deleted, err := conntrack.Kernel{}.Sweep(t.Context(), rules.IPv4, time.Time{}, everything{})
-			if deleted.ByProtocol[rules.UDP] != want.deleted || (err == nil) != want.all {
+			if deleted.ByProtocol[nat.UDP] != want.deleted || (err == nil) != want.all {
 				t.Errorf("deleted %v, %v; want %d, and an error if there are more", deleted, err, want.deleted)
 			}
 		}

@@ -15,6 +15,7 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/conntrack"
+	"github.com/canaryd/canaryd/pkg/nat"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -80,18 +81,18 @@ func busyNode(count int, tcp, udp []netip.AddrPort) []conntrack.Made {
 	made := make([]conntrack.Made, count)
 	for i := range made {
 		m := conntrack.Made{
-			Protocol: rules.TCP, From: netip.AddrPortFrom(elsewhere(10, i/8), uint16(20000+i%40000)), To: tcp[i%len(tcp)],
+			Protocol: nat.TCP, From: netip.AddrPortFrom(elsewhere(10, i/8), uint16(20000+i%40000)), To: tcp[i%len(tcp)],
 			Status: conntrack.SeenReply | conntrack.Assured, State: established,
 		}
 		switch n := i % 100; {
 		case n < 60:
 			m.By = netip.AddrPortFrom(elsewhere(11, i), 8080)
 		case n < 82:
-			m.Protocol, m.To, m.By, m.Status = rules.UDP, udp[i%len(udp)], netip.AddrPortFrom(elsewhere(11, i), 53), conntrack.SeenReply
+			m.Protocol, m.To, m.By, m.Status = nat.UDP, udp[i%len(udp)], netip.AddrPortFrom(elsewhere(11, i), 53), conntrack.SeenReply
 		case n < 92:
 			m.To = netip.AddrPortFrom(elsewhere(80, i), 443)
 		case n < 97:
-			m.Protocol, m.To, m.Status = rules.UDP, netip.AddrPortFrom(elsewhere(80, i), 53), conntrack.SeenReply
+			m.Protocol, m.To, m.Status = nat.UDP, netip.AddrPortFrom(elsewhere(80, i), 53), conntrack.SeenReply
 		default:
 			m.To, m.Status, m.State = netip.AddrPortFrom(elsewhere(80, i), 443), 0, synSent
 		}
@@ -104,9 +105,9 @@ func busyNode(count int, tcp, udp []netip.AddrPort) []conntrack.Made {
 func ofTheGap(count int, tcp, udp []netip.AddrPort) []conntrack.Made {
 	made := make([]conntrack.Made, count)
 	for i := range made {
-		made[i] = conntrack.Made{Protocol: rules.TCP, From: netip.AddrPortFrom(elsewhere(100, i), 4000), To: tcp[i*7%len(tcp)], State: synSent}
+		made[i] = conntrack.Made{Protocol: nat.TCP, From: netip.AddrPortFrom(elsewhere(100, i), 4000), To: tcp[i*7%len(tcp)], State: synSent}
 		if i%4 == 0 {
-			made[i].Protocol, made[i].To = rules.UDP, udp[i%len(udp)]
+			made[i].Protocol, made[i].To = nat.UDP, udp[i%len(udp)]
 		}
 	}
 	return made
@@ -138,11 +139,11 @@ func TestCostOfASweep(t *testing.T) {
 			for range 5 {
 				create(t, rules.IPv4, ofTheGap(stuck, tcp, udp)...)
 				used, start := cpu(t), time.Now()
-				deleted, err := k.kernel.Sweep(t.Context(), rules.IPv4, start, g.Translations(rules.IPv4, nowhere{}))
+				deleted, err := k.kernel.Sweep(t.Context(), rules.IPv4, start, nat.New(nowhere{}, g.NatHooks(rules.IPv4)))
 				used = cpu(t) - used
 				best = min(best, used)
 				t.Logf("%s: %v of processor time, %v", k.story, used, time.Since(start))
-				if n := deleted.ByProtocol[rules.TCP] + deleted.ByProtocol[rules.UDP]; n != stuck || err != nil {
+				if n := deleted.ByProtocol[nat.TCP] + deleted.ByProtocol[nat.UDP]; n != stuck || err != nil {
 					t.Fatalf("%d flows were ended, want %d: %v", n, stuck, err)
 				}
 			}

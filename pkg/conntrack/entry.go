@@ -8,13 +8,13 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/canaryd/canaryd/pkg/nat"
 	"github.com/canaryd/canaryd/pkg/nft"
-	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // An entry is one flow as conntrack has it.
 type entry struct {
-	flow        rules.Flow
+	flow        nat.Flow
 	backend     netip.AddrPort // source of the answer
 	translated  bool           // its destination was replaced
 	masqueraded bool           // its source was replaced
@@ -27,7 +27,7 @@ type entry struct {
 
 // isUnanswered reports whether the flow has never seen an answer.
 func (e *entry) isUnanswered() bool {
-	return !e.seenReply && (e.flow.Protocol != rules.TCP || e.synSent)
+	return !e.seenReply && (e.flow.Protocol != nat.TCP || e.synSent)
 }
 
 // Values of enum ctattr_type in linux/netfilter/nfnetlink_conntrack.h that nl lacks.
@@ -56,7 +56,7 @@ func parseEntry(message []byte) (entry, bool) {
 		return entry{}, false
 	}
 	e := entry{attributes: message[nl.SizeofNfgenmsg:]}
-	var reply rules.Flow
+	var reply nat.Flow
 	var haveOrig, haveReply, haveStatus, zoned bool
 	// A damaged attribute ends the loop; earlier attributes count.
 	_ = nft.EachAttr(e.attributes, func(kind uint16, value []byte) error {
@@ -90,7 +90,7 @@ func parseEntry(message []byte) (entry, bool) {
 	e.translated = e.translated || reply.Source != e.flow.Destination
 	e.masqueraded = e.masqueraded || reply.Destination != e.flow.Source
 	e.seenReply = e.seenReply || !haveStatus // unknown: it may have seen an answer
-	swept := e.flow.Protocol == rules.UDP || e.flow.Protocol == rules.TCP || e.flow.Protocol == rules.SCTP
+	swept := e.flow.Protocol == nat.UDP || e.flow.Protocol == nat.TCP || e.flow.Protocol == nat.SCTP
 	return e, haveOrig && haveReply && !zoned && swept
 }
 
@@ -113,7 +113,7 @@ func startOf(timestamp []byte) time.Time {
 
 // parseTuple returns the flow in a tuple of addresses and ports; false if a part is missing, as
 // for a protocol without ports.
-func parseTuple(tuple []byte) (rules.Flow, bool) {
+func parseTuple(tuple []byte) (nat.Flow, bool) {
 	var from, to netip.Addr
 	_ = nft.EachAttr(nft.AttrPath(tuple, nl.CTA_TUPLE_IP), func(kind uint16, value []byte) error {
 		switch kind {
@@ -128,9 +128,9 @@ func parseTuple(tuple []byte) (rules.Flow, bool) {
 	number := nft.AttrPath(proto, nl.CTA_PROTO_NUM)
 	source, destination := nft.AttrPath(proto, nl.CTA_PROTO_SRC_PORT), nft.AttrPath(proto, nl.CTA_PROTO_DST_PORT)
 	if !from.IsValid() || !to.IsValid() || len(number) != 1 || len(source) != 2 || len(destination) != 2 {
-		return rules.Flow{}, false
+		return nat.Flow{}, false
 	}
-	return rules.Flow{
+	return nat.Flow{
 		Protocol:    number[0],
 		Source:      netip.AddrPortFrom(from, binary.BigEndian.Uint16(source)),
 		Destination: netip.AddrPortFrom(to, binary.BigEndian.Uint16(destination)),

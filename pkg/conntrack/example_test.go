@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/pkg/conntrack"
+	"github.com/canaryd/canaryd/pkg/nat"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -19,10 +20,10 @@ func ExampleKernel_Sweep() {
 	if err != nil {
 		panic(err)
 	}
-	nat := generation.Translations(rules.IPv4, site)
-	deleted, err := kernel.Sweep(context.Background(), rules.IPv4, lastComplete, nat)
+	translations := nat.New(site, generation.NatHooks(rules.IPv4))
+	deleted, err := kernel.Sweep(context.Background(), rules.IPv4, lastComplete, translations)
 	if err != nil { // flows that were ended before the error still count
 		fmt.Println("the sweep ended early:", err)
 	}
-	fmt.Println(deleted.ByProtocol[rules.UDP], "flows of UDP were ended")
+	fmt.Println(deleted.ByProtocol[nat.UDP], "flows of UDP were ended")
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/canaryd/canaryd/pkg/nat"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -25,7 +26,7 @@ func Plain() Kernel { return Kernel{plain: true} }
 
 // A Parsed is parseEntry's result for a message.
 type Parsed struct {
-	Flow                                     rules.Flow
+	Flow                                     nat.Flow
 	Backend                                  netip.AddrPort
 	Translated, Masqueraded, Silent, Started bool
 }
@@ -82,7 +83,7 @@ func (m Made) encode() []byte {
 	b = append(b, m.tuple(nl.CTA_TUPLE_REPLY, m.By, m.At)...)
 	b = nft.AppendAttr(b, nl.CTA_STATUS, binary.BigEndian.AppendUint32(nil, m.Status|confirmed), 0)
 	b = nft.AppendAttr(b, nl.CTA_TIMEOUT, binary.BigEndian.AppendUint32(nil, timeout), 0)
-	if m.Protocol == rules.TCP {
+	if m.Protocol == nat.TCP {
 		state := nft.AppendAttr(nil, nl.CTA_PROTOINFO_TCP_STATE, []byte{m.State}, 0)
 		b = nested(b, nl.CTA_PROTOINFO, nested(nil, nl.CTA_PROTOINFO_TCP, state))
 	}

@@ -9,8 +9,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/pkg/conntrack"
+	"github.com/canaryd/canaryd/pkg/nat"
 	"github.com/canaryd/canaryd/pkg/nft"
-	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // A message of a dump: struct nfgenmsg, and the two tuples of a UDP flow from
@@ -37,9 +37,9 @@ func tcpFlow(state byte) []byte {
 
 func TestParseEntry(t *testing.T) {
 	began := attribute(20, attribute(1, 0x17, 0x97, 0x9c, 0xfe, 0x36, 0x2a, 0, 0)...)
-	flow := rules.Flow{Protocol: rules.UDP, Source: netip.MustParseAddrPort("192.0.2.1:4000"), Destination: netip.MustParseAddrPort("10.96.0.10:53")}
+	flow := nat.Flow{Protocol: nat.UDP, Source: netip.MustParseAddrPort("192.0.2.1:4000"), Destination: netip.MustParseAddrPort("10.96.0.10:53")}
 	tcp := flow
-	tcp.Protocol = rules.TCP
+	tcp.Protocol = nat.TCP
 	type parsed = conntrack.Parsed
 	for _, test := range []struct {
 		story   string

@@ -5,10 +5,10 @@ import (
 	"net"
 	"net/netip"
 
-	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/nat"
 )
 
-var _ rules.Site = Site{}
+var _ nat.Site = Site{}
 
 // A Site is the node's interfaces and their addresses at one moment.
 type Site struct {
@@ -16,10 +16,9 @@ type Site struct {
 	networks map[string][]netip.Prefix // by interface
 }
 
-// Look returns the present Site of the network namespace of the process.
-// rules.Generation.Translations needs it for rules that match the node's own addresses or an
-// interface.
-func (Kernel) Look() (rules.Site, error) {
+// Look returns the present Site of the network namespace of the process. nat.New needs it for
+// rules that match the node's own addresses or an interface.
+func (Kernel) Look() (nat.Site, error) {
 	site := Site{map[netip.Addr]bool{}, map[string][]netip.Prefix{}}
 	interfaces, err := net.Interfaces()
 	if err != nil {

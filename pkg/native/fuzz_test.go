@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/canaryd/canaryd/pkg/nat"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
@@ -75,8 +76,8 @@ func FuzzDecode(f *testing.F) {
 		if _, err := table.Refill(nft.NewBatch(), &Table{ID: table.ID, Sets: table.Sets}, Options{}); err != nil {
 			t.Errorf("what was read cannot be put back: %v", err)
 		}
-		flow := Flow{6, netip.MustParseAddrPort("10.0.0.1:1"), netip.MustParseAddrPort("10.0.0.2:2")}
-		TranslationsOf([]*Table{table}, tableid.IPv4, netip.Addr.IsLoopback).Translates(flow)
+		flow := nat.Flow{Protocol: nat.TCP, Source: netip.MustParseAddrPort("10.0.0.1:1"), Destination: netip.MustParseAddrPort("10.0.0.2:2")}
+		nat.New(noSite{}, NatHooks([]*Table{table}, tableid.IPv4)).Translates(flow)
 		var r Recorder
 		for message := uint16(0); message < 25; message++ {
 			_ = r.Take(message, tableid.Inet, one)
@@ -185,3 +186,9 @@ func FuzzFollow(f *testing.F) {
 		}
 	})
 }
+
+// noSite is a node without addresses.
+type noSite struct{}
+
+func (noSite) Local(netip.Addr) bool          { return false }
+func (noSite) Beyond(string, netip.Addr) bool { return false }

@@ -1,37 +1,34 @@
 package native
 
 import (
+	"encoding/binary"
 	"net/netip"
-	"slices"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/canaryd/canaryd/pkg/nat"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A Flow has the protocol and the addresses of a flow's first packet.
-type Flow struct {
-	Protocol            uint8 // its number in IP
-	Source, Destination netip.AddrPort
-}
-
-// Translations reports which flows the nat chains of some tables send to another destination.
-//
-// It knows less than the kernel, but each report is certain. It takes the first packet of a flow
-// through the rules, with its addresses, its ports, and the marks that these rules set. Other
-// conditions, such as an interface or a set that rules fill, may match or not. Then it follows both
-// ways. It is not safe for concurrent use.
-type Translations struct {
-	family tableid.Family
-	local  func(netip.Addr) bool
-	hooks  map[uint32][]natEntry
-}
-
-// A natEntry is a base chain of type nat.
-type natEntry struct {
-	table *natTable
-	chain *Chain
+// NatHooks returns the nat chains of tables for [nat.New], which computes the IPv4 or IPv6 flows
+// that they translate. Tables that are dormant or of other families do nothing.
+func NatHooks(tables []*Table, f tableid.Family) nat.Hooks {
+	hooks := nat.Hooks{}
+	for _, t := range tables {
+		if t.Dormant() || t.ID.Family != f && t.ID.Family != tableid.Inet {
+			continue
+		}
+		table := &natTable{chains: t.chainsByName(), sets: t.setsByName(), index: map[string]*setIndex{}}
+		for i := range t.Chains {
+			c := &t.Chains[i]
+			if c.Base && nft.String(attrOf(c.Attrs, unix.NFTA_CHAIN_TYPE)) == "nat" {
+				hook := nat.Hook(number(attrOf(c.Attrs, unix.NFTA_CHAIN_HOOK), unix.NFTA_HOOK_HOOKNUM))
+				hooks[hook] = append(hooks[hook], natChain{table, c})
+			}
+		}
+	}
+	return hooks
 }
 
 // A natTable is a table with its chains and sets by name.
@@ -39,176 +36,112 @@ type natTable struct {
 	chains map[string]*Chain
 	sets   map[string]*Set
 	index  map[string]*setIndex // of the sets that a flow has reached
+	places []int32              // 0, 1 and so on, for chains
 }
 
-// The hooks at which destinations and sources are translated (enum nf_inet_hooks).
-const (
-	hookPrerouting  = 0
-	hookOutput      = 3
-	hookPostrouting = 4
-)
+// A natChain is a chain of such a table, and a [nat.Chain].
+type natChain struct {
+	table *natTable
+	*Chain
+}
 
-// TranslationsOf returns the translations of IPv4 or IPv6 flows by tables on a node, for the
-// sweep of stuck flows after a replay. local reports whether an address is one of the node's
-// own. Tables that are dormant or of other families do nothing.
-func TranslationsOf(tables []*Table, f tableid.Family, local func(netip.Addr) bool) *Translations {
-	t := &Translations{family: f, local: local, hooks: map[uint32][]natEntry{}}
-	for _, table := range tables {
-		if table.Dormant() || table.ID.Family != f && table.ID.Family != tableid.Inet {
-			continue
+// Candidates returns the places of all rules: large chains of native tables are verdict maps.
+func (c natChain) Candidates(netip.AddrPort) [3][]int32 {
+	for i := len(c.table.places); i < len(c.Rules); i++ {
+		c.table.places = append(c.table.places, int32(i))
+	}
+	return [...][]int32{c.table.places[:len(c.Rules)], nil, nil}
+}
+
+// Ways takes the packet through a rule's expressions. Where an expression may match or not, the
+// packet may also continue with the next rule.
+func (c natChain) Ways(place int32, p *nat.Packet, ways []nat.Way) []nat.Way {
+	e := evaluation{Packet: p, table: c.table, mark: p.Mark, ways: ways}
+	for a, err := range attributes(c.Rules[place].expressions()) {
+		if err != nil {
+			return e.takes(nat.Way{Verdict: nat.Unclear})
 		}
-		nat := &natTable{table.chainsByName(), table.setsByName(), map[string]*setIndex{}}
-		for i := range table.Chains {
-			c := &table.Chains[i]
-			if c.Base && nft.String(attrOf(c.Attrs, unix.NFTA_CHAIN_TYPE)) == "nat" {
-				hook := number(attrOf(c.Attrs, unix.NFTA_CHAIN_HOOK), unix.NFTA_HOOK_HOOKNUM)
-				t.hooks[hook] = append(t.hooks[hook], natEntry{nat, c})
-			}
+		name := nft.String(nft.AttrPath(a.value, unix.NFTA_EXPR_NAME))
+		data := attrOf(a.value, unix.NFTA_EXPR_DATA)
+		if e.ends(name, data) {
+			return e.ways
+		}
+		switch e.expression(name, data) {
+		case nat.No:
+			return e.takes(nat.Way{})
+		case nat.Maybe:
+			e.takes(nat.Way{})
 		}
 	}
-	return t
+	return e.takes(nat.Way{})
 }
 
-// Empty reports whether the tables translate no flow.
-func (t *Translations) Empty() bool {
-	return len(t.hooks[hookPrerouting])+len(t.hooks[hookOutput]) == 0
+// An evaluation takes a packet through one rule.
+type evaluation struct {
+	*nat.Packet
+	table *natTable
+	mark  nat.Mark // the mark that the rule has set
+	regs  registers
+	ways  []nat.Way
 }
 
-// Translates reports whether the tables certainly send the flow to another destination. The
-// sweep then ends an untranslated flow, so that its next packet meets the rules that are back.
-func (t *Translations) Translates(flow Flow) bool {
-	hook := uint32(hookPrerouting)
-	if t.local(flow.Source.Addr()) {
-		hook = hookOutput
-	}
-	return slices.ContainsFunc(t.hooks[hook], func(e natEntry) bool {
-		w := natWalk{t: t, table: e.table, flow: flow}
-		falls := w.through(e.chain, 0)
-		return !falls && !w.escapes && w.dnats > 0
-	})
+// takes notes a way that the packet may take, with its present mark, and returns all.
+func (e *evaluation) takes(way nat.Way) []nat.Way {
+	way.Mark = e.mark
+	e.ways = append(e.ways, way)
+	return e.ways
 }
 
-// Masquerades reports whether the tables, which have sent a flow to backend, certainly change
-// its source too. The sweep then ends a flow that kept its source. For the node's own flows
-// that is never certain: the new address may be the old one.
-func (t *Translations) Masquerades(flow Flow, backend netip.AddrPort) bool {
-	if t.local(flow.Source.Addr()) {
-		return false
-	}
-	for _, e := range t.hooks[hookPrerouting] {
-		w := natWalk{t: t, table: e.table, flow: flow, backend: backend.Addr()}
-		if w.through(e.chain, 0); !w.there.any || w.blind || w.passed > mostRules {
-			continue
-		}
-		sent := Flow{flow.Protocol, flow.Source, backend}
-		if slices.ContainsFunc(t.hooks[hookPostrouting], func(e natEntry) bool {
-			last := natWalk{t: t, table: e.table, flow: sent, mark: w.there.mark, leaves: true}
-			falls := last.through(e.chain, 0)
-			return !falls && !last.escapes && last.sources > 0
-		}) {
-			return true
-		}
-	}
-	return false
-}
-
-const (
-	// mostJumps is how deep the kernel follows jumps (NFT_JUMP_STACK_SIZE).
-	mostJumps = 16
-	// mostRules bounds one flow's walk. A flow that needs more is not certain.
-	mostRules = 20000
-)
-
-// A natWalk takes one flow through a base chain.
-type natWalk struct {
-	t       *Translations
-	table   *natTable
-	flow    Flow
-	passed  int  // rules and elements that it reached
-	dnats   int  // ways that end in another destination
-	escapes bool // a way may end without another destination
-	mark    packetMark
-	// backend is the packet's destination, if it is known. there has the marks of all ways to it.
-	backend netip.Addr
-	there   markWays
-	blind   bool // some ways were not followed
-	leaves  bool // it is at postrouting, where its source is translated
-	sources int  // ways that end in another source
-}
-
-// through takes the flow through a chain, and reports whether it may reach the chain's end.
-// depth counts the jumps. w has the ways that end in the chain, and w.mark the mark behind it.
-// A nil chain or too long a walk makes all uncertain (escapes).
-func (w *natWalk) through(c *Chain, depth int) (falls bool) {
-	if c == nil || depth > mostJumps {
-		w.escapes = true
-		return false
-	}
-	var behind markWays
-	defer func() { w.mark = behind.mark }()
-	for _, r := range c.Rules {
-		if w.passed++; w.passed > mostRules {
-			w.escapes = true
-			return false
-		}
-		step := w.rule(r, depth)
-		if step.falls {
-			falls = true
-			behind.add(w.mark)
-		}
-		if !step.next {
-			return falls
-		}
-	}
-	behind.add(w.mark)
-	return true
-}
-
-// A natStep says where a flow may continue after a rule.
-type natStep struct {
-	next  bool // with the next rule
-	falls bool // behind the chain
-}
-
-// follow takes the flow to the target of a verdict. The next rule follows only if the verdict
-// says so, or if the chain that it jumps to returns. An accept is a way without another
-// destination.
-func (w *natWalk) follow(v natVerdict, depth int) natStep {
+// follow notes the way of a verdict.
+func (e *evaluation) follow(v natVerdict) {
+	way := nat.Way{Verdict: nat.Leave} // accepted, dropped, queued, or not known
 	switch v.code {
 	case unix.NFT_CONTINUE:
-		return natStep{next: true}
+		way.Verdict = nat.Next
 	case unix.NFT_RETURN:
-		return natStep{falls: true}
+		way.Verdict = nat.Return
 	case unix.NFT_JUMP:
-		return natStep{next: w.through(w.table.chains[v.chain], depth+1)}
+		way.Verdict = nat.Jump
 	case unix.NFT_GOTO:
-		return natStep{falls: w.through(w.table.chains[v.chain], depth+1)}
+		way.Verdict = nat.Goto
 	}
-	w.escapes = true // accepted, dropped, queued, or not known
-	return natStep{}
+	if chain := e.table.chains[v.chain]; chain != nil {
+		way.Chain = natChain{e.table, chain}
+	}
+	e.takes(way)
 }
 
-// elsewhere notes a way that ends in a nat expression, whose attributes are data. If it
-// translates no destination, or perhaps to the flow's own, the way is uncertain (escapes). A
-// way to backend adds its mark to there.
-func (w *natWalk) elsewhere(regs *registers, data []byte) {
-	if w.leaves {
-		w.otherSource()
+// translate notes the ways of a nat expression, whose attributes are data. The place is unknown
+// without an address and for a range of addresses.
+func (e *evaluation) translate(data []byte) {
+	way := nat.Way{Verdict: nat.SNAT}
+	if number(data, unix.NFTA_NAT_TYPE) == unix.NFT_NAT_DNAT {
+		way.Verdict = nat.DNAT
+	}
+	from, to := number(data, unix.NFTA_NAT_REG_ADDR_MIN), number(data, unix.NFTA_NAT_REG_ADDR_MAX)
+	port, last := number(data, unix.NFTA_NAT_REG_PROTO_MIN), number(data, unix.NFTA_NAT_REG_PROTO_MAX)
+	length := e.Source.Addr().BitLen() / 8
+	values := e.regs.values(from, length)
+	if len(values) == 0 || to != 0 && to != from {
+		e.takes(way)
 		return
 	}
-	w.dnats++
-	length := 4
-	if w.t.family == tableid.IPv6 {
-		length = 16
-	}
-	addresses := regs.values(number(data, unix.NFTA_NAT_REG_ADDR_MIN), length)
-	stays := number(data, unix.NFTA_NAT_TYPE) != unix.NFT_NAT_DNAT || len(addresses) == 0
-	for _, address := range addresses {
-		to, ok := netip.AddrFromSlice(address)
-		stays = stays || !ok || to == w.flow.Destination.Addr()
-	}
-	w.escapes = w.escapes || stays // it translates a source, or perhaps to the same destination
-	if w.backend.IsValid() && (len(addresses) == 0 || slices.ContainsFunc(addresses, func(a []byte) bool { return slices.Equal(a, w.backend.AsSlice()) })) {
-		w.there.add(w.mark)
+	own, known := e.regs.load(port, 2)
+	behind := place(port) - place(from) // the place of the port in a value of a map
+	for _, value := range values {
+		way.To = nat.Place{Port: nat.AnyPort}
+		if len(value) >= length {
+			way.To.Addr, _ = netip.AddrFromSlice(value[:length])
+		}
+		switch {
+		case port == 0 && last == 0:
+			way.To.Port = 0
+		case last != 0 && last != port:
+		case known:
+			way.To.Port = int32(binary.BigEndian.Uint16(own))
+		case behind >= length && behind+2 <= len(value):
+			way.To.Port = int32(binary.BigEndian.Uint16(value[behind:]))
+		}
+		e.takes(way)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/pkg/nat"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
@@ -27,7 +28,11 @@ func TestMasquerades(t *testing.T) {
 	}{
 		{"always", send, "masquerade", "", "", true},
 		{"never", send, "", "", "", false},
-		{"a source of its own", send, "snat to 192.0.2.1", "", "", true},
+		{"a fixed source", send, "snat to 192.0.2.1", "", "", true},
+		{"a fixed source, which it has", send, "snat to 10.88.0.2", "", "", false},
+		{"a range of sources", send, "snat to 10.88.0.1-10.88.0.9", "", "", false},
+		{"sent to another port", "tcp dport 8080 dnat to 10.88.0.9:81", "masquerade", "", "", false},
+		{"sent to some port", "tcp dport 8080 dnat to 10.88.0.9:80-90", "masquerade", "", "", true},
 		{"from these", send, "ip saddr 10.88.0.0/16 masquerade", "", "", true},
 		{"from others", send, "ip saddr 10.99.0.0/16 masquerade", "", "", false},
 		{"to there", send, "ip daddr 10.88.0.9 tcp dport 80 masquerade", "", "", true},
@@ -61,7 +66,7 @@ func TestMasquerades(t *testing.T) {
 		for id, table := range loadTables(t, texts) {
 			i, _ := strconv.Atoi(id.Name[1:])
 			flow := flowOf(tcp, cmp.Or(tests[i].from, "10.88.0.2:4000"), "192.0.2.1:8080")
-			tr := native.TranslationsOf([]*native.Table{table}, tableid.IPv4, isLocal)
+			tr := nat.New(site{}, native.NatHooks([]*native.Table{table}, tableid.IPv4))
 			if got := tr.Masquerades(flow, netip.MustParseAddrPort("10.88.0.9:80")); got != tests[i].want {
 				t.Errorf("%s: masqueraded for sure: %t, want %t\n%s", tests[i].name, got, tests[i].want, texts[id])
 			}

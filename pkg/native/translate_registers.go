@@ -1,6 +1,11 @@
 package native
 
-import "slices"
+import (
+	"encoding/binary"
+	"slices"
+
+	"github.com/canaryd/canaryd/pkg/nat"
+)
 
 // registers are the registers of nf_tables while a rule is evaluated, as far as they are known.
 type registers struct {
@@ -67,8 +72,9 @@ func (r *registers) bits(register uint32, length int) (value, known []byte) {
 	return r.bytes[at : at+length : at+length], r.known[at : at+length : at+length]
 }
 
-// forget notes that a value of up to 16 bytes is not known, because an expression has written
-// another there. Without a place for the register, none is known any more.
+// forget notes that a value is not known, because an expression has written another there. Its
+// length is not known either: all bytes behind it are forgotten, too. Without a place for the
+// register, none is known any more.
 func (r *registers) forget(register uint32) {
 	at := place(register)
 	if at < 0 {
@@ -77,7 +83,7 @@ func (r *registers) forget(register uint32) {
 	}
 	delete(r.among, at)
 	delete(r.oneOf, at)
-	clear(r.known[at:min(at+16, registersEnd)])
+	clear(r.known[at:])
 }
 
 // choose notes that numgen wrote one of the numbers from 0 to among - 1 into a word. A map with
@@ -104,7 +110,7 @@ func (r *registers) load(register uint32, length int) ([]byte, bool) {
 func (r *registers) choices(register uint32) uint32 { return r.among[place(register)] }
 
 // chooseValue notes that a register has one of these values: the values of a map that was
-// looked up with a number by numgen. elsewhere reads them as the addresses of a DNAT.
+// looked up with a number by numgen. translate reads them as the destinations of a DNAT.
 func (r *registers) chooseValue(register uint32, values [][]byte) {
 	r.forget(register)
 	if at := place(register); at >= 0 {
@@ -115,18 +121,30 @@ func (r *registers) chooseValue(register uint32, values [][]byte) {
 	}
 }
 
-// values returns all values that a register may hold, nil if they are not known. elsewhere
-// checks that each of them is another destination.
+// values returns all values that a register may hold, nil if they are not known. Those of a map
+// may have another length: translate checks it.
 func (r *registers) values(register uint32, length int) [][]byte {
 	if value, known := r.load(register, length); known {
 		return [][]byte{value}
 	}
-	var all [][]byte
-	for _, value := range r.oneOf[place(register)] {
-		if len(value) < length {
-			return nil
-		}
-		all = append(all, value[:length])
+	return r.oneOf[place(register)]
+}
+
+// storeMark stores the known bits of a mark.
+func (r *registers) storeMark(register uint32, m nat.Mark) {
+	var value, known [4]byte
+	binary.NativeEndian.PutUint32(value[:], m.Value)
+	binary.NativeEndian.PutUint32(known[:], m.Known)
+	r.storeBits(register, value[:], known[:])
+}
+
+// mark returns the mark that a register holds. If the register is not known, no bit of the
+// mark is.
+func (r *registers) mark(register uint32) nat.Mark {
+	value, known := r.bits(register, 4)
+	if value == nil {
+		return nat.Mark{}
 	}
-	return all
+	bits := binary.NativeEndian.Uint32(known)
+	return nat.Mark{Known: bits, Value: binary.NativeEndian.Uint32(value) & bits}
 }

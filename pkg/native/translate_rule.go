@@ -7,17 +7,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/canaryd/canaryd/pkg/nat"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/tableid"
-)
-
-// An answer says whether a rule continues after one of its expressions.
-type answer uint8
-
-const (
-	no    answer = iota // the rule does not match
-	maybe               // it may match or not
-	yes                 // it continues
 )
 
 // Numbers of linux/netfilter/nf_tables.h that golang.org/x/sys does not name.
@@ -45,138 +37,101 @@ func verdictIn(data []byte) natVerdict {
 	return natVerdict{int32(number(nft.AttrPath(data, unix.NFTA_DATA_VERDICT), unix.NFTA_VERDICT_CODE)), jumpOf(data)}
 }
 
-// rule takes the flow through one rule, and returns where the flow may continue; through calls
-// it. If an expression may match or not, the flow may also continue with the next rule, and its
-// mark may be as before the rule. depth counts the jumps.
-func (w *natWalk) rule(r Rule, depth int) natStep {
-	regs, sure, before := &registers{}, true, w.mark
-	defer func() {
-		if !sure { // the flow may not have reached this place
-			w.mark = w.mark.or(before)
-		}
-	}()
-	for a, err := range attributes(r.expressions()) {
-		if err != nil {
-			w.escapes, w.blind = true, true
-			return natStep{}
-		}
-		name := nft.String(nft.AttrPath(a.value, unix.NFTA_EXPR_NAME))
-		data := attrOf(a.value, unix.NFTA_EXPR_DATA)
-		if step, ends := w.end(name, data, regs, depth); ends {
-			step.next = step.next || !sure
-			return step
-		}
-		switch w.expression(name, data, regs) {
-		case no:
-			return natStep{next: true}
-		case maybe:
-			sure = false
-		}
-	}
-	return natStep{next: true}
-}
-
-// end follows an expression that gives a verdict; is reports whether the expression gives one.
-// rule then returns step, and evaluates no later expression. depth counts the jumps.
-func (w *natWalk) end(name string, data []byte, regs *registers, depth int) (step natStep, is bool) {
+// ends follows an expression that gives a verdict, and reports whether it gives one. Ways then
+// evaluates no later expression.
+func (e *evaluation) ends(name string, data []byte) bool {
 	switch name {
 	case "immediate":
 		if number(data, immediateDreg) != 0 {
-			return natStep{}, false
+			return false
 		}
-		return w.follow(verdictIn(nft.AttrPath(data, immediateData)), depth), true
+		e.follow(verdictIn(nft.AttrPath(data, immediateData)))
 	case "lookup":
-		s := w.table.sets[nft.String(attrOf(data, unix.NFTA_LOOKUP_SET))]
-		if s == nil || !has(data, unix.NFTA_LOOKUP_DREG) || number(data, unix.NFTA_LOOKUP_DREG) != 0 {
-			return natStep{}, false
+		if !has(data, unix.NFTA_LOOKUP_DREG) || number(data, unix.NFTA_LOOKUP_DREG) != 0 {
+			return false
 		}
-		return w.branch(s, data, regs, depth), true
+		s := e.table.sets[nft.String(attrOf(data, unix.NFTA_LOOKUP_SET))]
+		if s == nil {
+			return false
+		}
+		e.branch(s, data)
 	case "nat":
-		w.elsewhere(regs, data)
-		return natStep{}, true
+		e.translate(data)
 	case "masq":
-		w.otherSource()
-		return natStep{}, true
-	case "redir", "reject", "queue", "tproxy", "synproxy", "target":
-		w.escapes, w.blind = true, w.blind || name == "target"
-		return natStep{}, true
+		e.takes(nat.Way{Verdict: nat.Masquerade})
+	case "redir":
+		e.takes(nat.Way{Verdict: nat.DNAT})
+	case "reject", "queue", "tproxy", "synproxy":
+		e.takes(nat.Way{Verdict: nat.Leave})
+	case "target":
+		e.takes(nat.Way{Verdict: nat.Unclear})
+	case "payload":
+		if has(data, unix.NFTA_PAYLOAD_DREG) {
+			return false
+		}
+		e.takes(nat.Way{Verdict: nat.Unclear}) // it writes into the packet
+	default:
+		return false
 	}
-	return natStep{}, false
+	return true
 }
 
 // branch follows a verdict map: to one chain if the key is known, else to each of them. s is
-// the map, data the attributes of the lookup. The step says whether any way continues.
-func (w *natWalk) branch(s *Set, data []byte, regs *registers, depth int) natStep {
-	index := w.table.indexOf(s)
+// the map, data the attributes of the lookup.
+func (e *evaluation) branch(s *Set, data []byte) {
+	index := e.table.indexOf(s)
 	register := number(data, unix.NFTA_LOOKUP_SREG)
-	key, known := regs.load(register, index.keyLength)
-	n := regs.choices(register)
+	key, known := e.regs.load(register, index.keyLength)
 	element, found, sure := index.find(key)
-	switch {
+	switch n := e.regs.choices(register); {
 	case index.vague, known && !sure:
-		w.escapes, w.blind = true, true
-		return natStep{}
-	case known && !found:
-		return natStep{next: true}
+		e.takes(nat.Way{Verdict: nat.Unclear})
+	case known && found:
+		e.follow(verdictIn(attrOf(element, unix.NFTA_SET_ELEM_DATA)))
 	case known:
-		return w.follow(verdictIn(attrOf(element, unix.NFTA_SET_ELEM_DATA)), depth)
-	}
-	all, before := natStep{next: n == 0 || !index.numbersAll(n)}, w.mark
-	var after markWays
-	if all.next {
-		after.add(before)
-	}
-	defer func() { w.mark = after.mark }()
-	for _, element := range index.all {
-		if w.passed++; w.passed > mostRules {
-			w.escapes = true
-			return natStep{}
+		e.takes(nat.Way{})
+	default:
+		if n == 0 || !index.numbersAll(n) {
+			e.takes(nat.Way{})
 		}
-		w.mark = before
-		step := w.follow(verdictIn(attrOf(element, unix.NFTA_SET_ELEM_DATA)), depth)
-		if all.next, all.falls = all.next || step.next, all.falls || step.falls; step.next || step.falls {
-			after.add(w.mark)
+		for _, element := range index.all {
+			e.follow(verdictIn(attrOf(element, unix.NFTA_SET_ELEM_DATA)))
 		}
 	}
-	return all
 }
 
-// expression evaluates an expression that gives no verdict, and changes regs by it. An unknown
-// expression may match or not, and leaves no register known.
-func (w *natWalk) expression(name string, data []byte, regs *registers) answer {
+// expression evaluates an expression that gives no verdict, and changes the registers by it. An
+// unknown expression may match or not, and leaves no register known.
+func (e *evaluation) expression(name string, data []byte) nat.Answer {
 	switch name {
 	case "counter", "log", "objref", "last", "notrack", "dup":
-		return yes
-	case "immediate":
-		regs.store(number(data, immediateDreg), nft.AttrPath(data, immediateData, unix.NFTA_DATA_VALUE))
-		return yes
 	case "cmp":
-		return compare(data, regs)
+		return e.compare(data)
 	case "range":
-		return within(data, regs)
-	case "bitwise":
-		bitwise(data, regs)
-		return yes
+		return e.within(data)
 	case "lookup":
-		return w.lookup(data, regs)
+		return e.lookup(data)
+	case "immediate":
+		e.regs.store(number(data, immediateDreg), nft.AttrPath(data, immediateData, unix.NFTA_DATA_VALUE))
+	case "bitwise":
+		e.bitwise(data)
 	case "meta":
-		return w.meta(data, regs)
+		e.meta(data)
 	case "payload":
-		return w.payload(data, regs)
+		e.payload(data)
 	case "fib":
-		w.fib(data, regs)
-		return yes
+		e.fib(data)
 	case "numgen":
-		regs.choose(number(data, ngDreg), numgenMost(data))
-		return yes
+		e.regs.choose(number(data, ngDreg), numgenMost(data))
 	case "ct":
 		if has(data, unix.NFTA_CT_DREG) {
-			regs.forget(number(data, unix.NFTA_CT_DREG))
+			e.regs.forget(number(data, unix.NFTA_CT_DREG))
 		}
-		return yes
+	default:
+		e.regs = registers{} // neither its result nor its match is known
+		return nat.Maybe
 	}
-	*regs = registers{} // neither its result nor its match is known
-	return maybe
+	return nat.Yes
 }
 
 // numgenMost returns the count of numbers that numgen chooses from, for registers.choose; 0 if
@@ -190,11 +145,11 @@ func numgenMost(data []byte) uint32 {
 
 // compare answers whether a comparison matches; data has its attributes. It may match if the
 // register is not fully known.
-func compare(data []byte, regs *registers) answer {
+func (e *evaluation) compare(data []byte) nat.Answer {
 	want := nft.AttrPath(data, unix.NFTA_CMP_DATA, unix.NFTA_DATA_VALUE)
-	got, known := regs.load(number(data, unix.NFTA_CMP_SREG), len(want))
+	got, known := e.regs.load(number(data, unix.NFTA_CMP_SREG), len(want))
 	if !known {
-		return maybe
+		return nat.Maybe
 	}
 	c, match := bytes.Compare(got, want), false // as the kernel's memcmp
 	switch number(data, unix.NFTA_CMP_OP) {
@@ -211,39 +166,33 @@ func compare(data []byte, regs *registers) answer {
 	case unix.NFT_CMP_GTE:
 		match = c >= 0
 	default:
-		return maybe
+		return nat.Maybe
 	}
-	if match {
-		return yes
-	}
-	return no
+	return nat.Sure(match)
 }
 
 // within answers whether a value is in a range, or is not, as the range's operator wants. data
 // has its attributes. It may match if the value is not known.
-func within(data []byte, regs *registers) answer {
+func (e *evaluation) within(data []byte) nat.Answer {
 	from := nft.AttrPath(data, unix.NFTA_RANGE_FROM_DATA, unix.NFTA_DATA_VALUE)
 	to := nft.AttrPath(data, unix.NFTA_RANGE_TO_DATA, unix.NFTA_DATA_VALUE)
-	got, known := regs.load(number(data, unix.NFTA_RANGE_SREG), len(from))
+	got, known := e.regs.load(number(data, unix.NFTA_RANGE_SREG), len(from))
 	if !known || len(from) != len(to) {
-		return maybe
+		return nat.Maybe
 	}
 	in := bytes.Compare(from, got) <= 0 && bytes.Compare(got, to) <= 0
-	if in == (number(data, unix.NFTA_RANGE_OP) == unix.NFT_RANGE_EQ) {
-		return yes
-	}
-	return no
+	return nat.Sure(in == (number(data, unix.NFTA_RANGE_OP) == unix.NFT_RANGE_EQ))
 }
 
 // bitwise masks and flips bits of a register, such as those of the packet's mark. The result of
 // shifts and of operations on two registers is not known.
-func bitwise(data []byte, regs *registers) {
+func (e *evaluation) bitwise(data []byte) {
 	mask := nft.AttrPath(data, unix.NFTA_BITWISE_MASK, unix.NFTA_DATA_VALUE)
 	flip := nft.AttrPath(data, unix.NFTA_BITWISE_XOR, unix.NFTA_DATA_VALUE)
 	to := number(data, unix.NFTA_BITWISE_DREG)
-	from, bits := regs.bits(number(data, unix.NFTA_BITWISE_SREG), len(mask))
+	from, bits := e.regs.bits(number(data, unix.NFTA_BITWISE_SREG), len(mask))
 	if from == nil || len(flip) != len(mask) {
-		regs.forget(to)
+		e.regs.forget(to)
 		return
 	}
 	out, known := make([]byte, len(mask)), make([]byte, len(mask))
@@ -251,102 +200,103 @@ func bitwise(data []byte, regs *registers) {
 		out[i], known[i] = from[i]&mask[i]^flip[i], bits[i]|^mask[i] // a bit that is masked out is known
 	}
 	if slices.ContainsFunc(known, func(bits byte) bool { return bits != 0xff }) {
-		regs.storeBits(to, out, known)
+		e.regs.storeBits(to, out, known)
 		return
 	}
-	regs.store(to, out)
+	e.regs.store(to, out)
 }
 
 // lookup looks a value up in a set, or reads it from a map into a register. A vague set, or a
 // key that is not known, makes the answer maybe.
-func (w *natWalk) lookup(data []byte, regs *registers) answer {
+func (e *evaluation) lookup(data []byte) nat.Answer {
 	const inverted = 1 // NFT_LOOKUP_F_INV
 	to, maps := number(data, unix.NFTA_LOOKUP_DREG), has(data, unix.NFTA_LOOKUP_DREG)
-	s := w.table.sets[nft.String(attrOf(data, unix.NFTA_LOOKUP_SET))]
+	s := e.table.sets[nft.String(attrOf(data, unix.NFTA_LOOKUP_SET))]
 	if s == nil {
-		*regs = registers{}
-		return maybe
+		e.regs = registers{}
+		return nat.Maybe
 	}
-	index := w.table.indexOf(s)
+	index := e.table.indexOf(s)
 	from := number(data, unix.NFTA_LOOKUP_SREG)
-	if n := regs.choices(from); maps && n > 0 && !index.vague && index.numbersAll(n) {
-		var values [][]byte
-		for _, element := range index.all {
-			values = append(values, nft.AttrPath(element, unix.NFTA_SET_ELEM_DATA, unix.NFTA_DATA_VALUE))
+	if n := e.regs.choices(from); maps && n > 0 && !index.vague && index.numbersAll(n) {
+		values := make([][]byte, len(index.all))
+		for i, element := range index.all {
+			values[i] = nft.AttrPath(element, unix.NFTA_SET_ELEM_DATA, unix.NFTA_DATA_VALUE)
 		}
-		regs.chooseValue(to, values)
-		return yes
+		e.regs.chooseValue(to, values)
+		return nat.Yes
 	}
-	key, known := regs.load(from, index.keyLength)
+	key, known := e.regs.load(from, index.keyLength)
 	element, found, sure := index.find(key)
 	switch invert := number(data, unix.NFTA_LOOKUP_FLAGS)&inverted != 0; {
 	case !known || !sure:
 		if maps {
-			regs.forget(to)
+			e.regs.forget(to)
 		}
-		return maybe
+		return nat.Maybe
 	case found == invert:
-		return no
+		return nat.No
 	}
 	if maps {
-		regs.store(to, nft.AttrPath(attrOf(element, unix.NFTA_SET_ELEM_DATA), unix.NFTA_DATA_VALUE))
+		e.regs.store(to, nft.AttrPath(attrOf(element, unix.NFTA_SET_ELEM_DATA), unix.NFTA_DATA_VALUE))
 	}
-	return yes
+	return nat.Yes
 }
 
 // meta loads the mark, the protocol or the family into a register, or sets the packet's mark.
-// Other meta data is not known. The answer is always yes.
-func (w *natWalk) meta(data []byte, regs *registers) answer {
+// Other meta data is not known.
+func (e *evaluation) meta(data []byte) {
 	key := number(data, unix.NFTA_META_KEY)
 	if !has(data, unix.NFTA_META_DREG) { // it sets something
 		if key == unix.NFT_META_MARK {
-			w.mark = markIn(regs, number(data, unix.NFTA_META_SREG))
+			e.mark = e.regs.mark(number(data, unix.NFTA_META_SREG))
 		}
-		return yes
+		return
 	}
 	to := number(data, unix.NFTA_META_DREG)
 	switch key {
 	case unix.NFT_META_MARK:
-		regs.storeBits(to, w.mark.value[:], w.mark.known[:])
+		e.regs.storeMark(to, e.mark)
 	case unix.NFT_META_L4PROTO:
-		regs.store(to, []byte{w.flow.Protocol})
+		e.regs.store(to, []byte{e.Protocol})
 	case unix.NFT_META_NFPROTO:
-		regs.store(to, []byte{byte(w.t.family)})
+		e.regs.store(to, []byte{byte(e.family())})
 	default:
-		regs.forget(to)
+		e.regs.forget(to)
 	}
-	return yes
 }
 
-// payload stores the flow's addresses and ports in a register; other parts of the packet are
-// not known. A rule that writes into the packet makes the walk uncertain.
-func (w *natWalk) payload(data []byte, regs *registers) answer {
-	if !has(data, unix.NFTA_PAYLOAD_DREG) {
-		*regs = registers{}
-		w.escapes = true // it writes into the packet
-		return yes
+// family returns the family of the packet.
+func (e *evaluation) family() tableid.Family {
+	if e.Source.Addr().Is4() {
+		return tableid.IPv4
 	}
+	return tableid.IPv6
+}
+
+// payload stores the packet's addresses and ports in a register; other parts of it are not
+// known.
+func (e *evaluation) payload(data []byte) {
 	to := number(data, unix.NFTA_PAYLOAD_DREG)
 	from, length := int(number(data, unix.NFTA_PAYLOAD_OFFSET)), int(number(data, unix.NFTA_PAYLOAD_LEN))
-	begin, part := w.header(number(data, unix.NFTA_PAYLOAD_BASE))
+	begin, part := e.header(number(data, unix.NFTA_PAYLOAD_BASE))
 	if from -= begin; from < 0 || length <= 0 || from+length > len(part) {
-		regs.forget(to)
-		return yes
+		e.regs.forget(to)
+		return
 	}
-	regs.store(to, part[from:from+length]) // nft loads a part of an address for a prefix
-	return yes
+	e.regs.store(to, part[from:from+length]) // nft loads a part of an address for a prefix
 }
 
 // header returns the known part of a header: ports, or both addresses. begin is its offset in
 // the header. base is the header (NFT_PAYLOAD_*); nil: no part of it is known.
-func (w *natWalk) header(base uint32) (begin int, part []byte) {
-	source, destination := w.flow.Source, w.flow.Destination
+func (e *evaluation) header(base uint32) (begin int, part []byte) {
+	source, destination := e.Source, e.Destination
 	switch {
 	case base == unix.NFT_PAYLOAD_TRANSPORT_HEADER:
 		return 0, binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint16(nil, source.Port()), destination.Port())
 	case base != unix.NFT_PAYLOAD_NETWORK_HEADER:
 		return 0, nil
-	case w.t.family == tableid.IPv6:
+	case e.family() == tableid.IPv6:
 		begin = 8
 	default:
 		begin = 12
@@ -356,11 +306,11 @@ func (w *natWalk) header(base uint32) (begin int, part []byte) {
 
 // fib stores in a register that the destination is one of the node's own addresses, if it is.
 // All other results are not known: a rule that compares them may match or not.
-func (w *natWalk) fib(data []byte, regs *registers) {
+func (e *evaluation) fib(data []byte) {
 	to := number(data, fibDreg)
-	if number(data, fibResult) == fibResultAddrtype && number(data, fibFlags) == fibFlagDaddr && w.t.local(w.flow.Destination.Addr()) {
-		regs.store(to, binary.NativeEndian.AppendUint32(nil, routeLocal))
+	if number(data, fibResult) == fibResultAddrtype && number(data, fibFlags) == fibFlagDaddr && e.Site.Local(e.Destination.Addr()) {
+		e.regs.store(to, binary.NativeEndian.AppendUint32(nil, routeLocal))
 		return
 	}
-	regs.forget(to)
+	e.regs.forget(to)
 }

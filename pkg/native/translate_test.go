@@ -10,21 +10,26 @@ import (
 	"testing"
 
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/pkg/nat"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// isLocal has the addresses of a node with one address of each family.
-func isLocal(a netip.Addr) bool {
+// site is a node with one address of each family.
+type site struct{}
+
+func (site) Local(a netip.Addr) bool {
 	return a == netip.MustParseAddr("192.0.2.1") || a == netip.MustParseAddr("2001:db8::1")
 }
+
+func (site) Beyond(string, netip.Addr) bool { return true }
 
 // The protocols of flows.
 const tcp, udp, sctp = 6, 17, 132
 
 // translationsOf loads a text and returns its translations.
-func translationsOf(t *testing.T, text string, f tableid.Family) *native.Translations {
+func translationsOf(t *testing.T, text string, f tableid.Family) *nat.Translations {
 	t.Helper()
 	nstest.CommandInput(t, "flush ruleset\n"+text, "nft", "-f", "-")
 	conn, err := nft.Dial()
@@ -36,11 +41,11 @@ func translationsOf(t *testing.T, text string, f tableid.Family) *native.Transla
 	if err != nil {
 		t.Fatal(err)
 	}
-	return native.TranslationsOf(r.InOrder(), f, isLocal)
+	return nat.New(site{}, native.NatHooks(r.InOrder(), f))
 }
 
-func flowOf(protocol uint8, from, to string) native.Flow {
-	return native.Flow{Protocol: protocol, Source: netip.MustParseAddrPort(from), Destination: netip.MustParseAddrPort(to)}
+func flowOf(protocol uint8, from, to string) nat.Flow {
+	return nat.Flow{Protocol: protocol, Source: netip.MustParseAddrPort(from), Destination: netip.MustParseAddrPort(to)}
 }
 
 var serviceElement = regexp.MustCompile(`^\s*(?:elements = \{ )?([0-9.]+) \. (tcp|udp) \. (\d+)(?: comment "[^"]*")? : goto (service|external)-`)
@@ -65,7 +70,7 @@ func TestTranslatesServices(t *testing.T) {
 				}
 			}
 			port, _ := strconv.Atoi(m[3])
-			for _, other := range []native.Flow{
+			for _, other := range []nat.Flow{
 				flowOf(sctp, "10.1.7.9:4000", m[1]+":"+m[3]), flowOf(protocol, "10.1.7.9:4000", m[1]+":"+strconv.Itoa(port+7)),
 				flowOf(protocol, "10.1.7.9:4000", "10.128.0.4:8080"),
 			} {
@@ -78,7 +83,7 @@ func TestTranslatesServices(t *testing.T) {
 		if found < 90 {
 			t.Errorf("the test knows %d services only", found)
 		}
-		if !native.TranslationsOf(nil, tableid.IPv4, isLocal).Empty() || tr.Empty() {
+		if !nat.New(site{}, native.NatHooks(nil, tableid.IPv4)).Empty() || tr.Empty() {
 			t.Error("whether there is anything that translates is not what the tables say")
 		}
 	})
@@ -92,7 +97,7 @@ func TestTranslatesForms(t *testing.T) {
 	tests := []struct {
 		name, rules string // in a chain of prerouting
 		more        string // other content of the table
-		flow        native.Flow
+		flow        nat.Flow
 		want        bool
 	}{
 		{"a port", "tcp dport 8080 dnat to 10.88.0.9:80", "", flowOf(tcp, pod, "192.0.2.1:8080"), true},
@@ -105,7 +110,13 @@ func TestTranslatesForms(t *testing.T) {
 		{"a goto that ends", "goto ports; tcp dport 8080 dnat to 10.88.0.9", "chain ports { udp dport 1 dnat to 10.88.0.8; }", flowOf(tcp, pod, "192.0.2.1:8080"), false},
 		{"a map of destinations", "dnat to tcp dport map { 8080 : 10.88.0.9, 8081 : 10.88.0.8 }", "", flowOf(tcp, pod, "192.0.2.1:8081"), true},
 		{"not in the map", "dnat to tcp dport map { 8080 : 10.88.0.9 }", "", flowOf(tcp, pod, "192.0.2.1:8081"), false},
-		{"to itself", "tcp dport 8080 dnat to 192.0.2.1:80", "", flowOf(tcp, pod, "192.0.2.1:8080"), false},
+		{"to itself", "tcp dport 8080 dnat to 192.0.2.1:8080", "", flowOf(tcp, pod, "192.0.2.1:8080"), false},
+		{"to another port of the same address", "tcp dport 8080 dnat to 192.0.2.1:80", "", flowOf(tcp, pod, "192.0.2.1:8080"), true},
+		{"to the same address and some port", "tcp dport 8080 dnat to 192.0.2.1:80-8090", "", flowOf(tcp, pod, "192.0.2.1:8080"), false},
+		{"to another address and some port", "tcp dport 8080 dnat to 10.88.0.9:80-8090", "", flowOf(tcp, pod, "192.0.2.1:8080"), true},
+		{"to a range that may have it", "tcp dport 8080 dnat to 192.0.2.0-192.0.2.9", "", flowOf(tcp, pod, "192.0.2.1:8080"), false},
+		{"to one of several ports, with its own", "tcp dport 8080 dnat to numgen random mod 2 map { 0 : 192.0.2.1 . 80, 1 : 192.0.2.1 . 8080 }", "", flowOf(tcp, pod, "192.0.2.1:8080"), false},
+		{"to one of several ports", "tcp dport 8080 dnat to numgen random mod 2 map { 0 : 192.0.2.1 . 80, 1 : 192.0.2.1 . 81 }", "", flowOf(tcp, pod, "192.0.2.1:8080"), true},
 		{"accepted before", "ip saddr 10.88.0.0/16 accept; tcp dport 8080 dnat to 10.88.0.9", "", flowOf(tcp, pod, "192.0.2.1:8080"), false},
 		{"others accepted before", "ip saddr 10.99.0.0/16 accept; tcp dport 8080 dnat to 10.88.0.9", "", flowOf(tcp, pod, "192.0.2.1:8080"), true},
 		{"perhaps accepted before", "meta mark 7 accept; tcp dport 8080 dnat to 10.88.0.9", "", flowOf(tcp, pod, "192.0.2.1:8080"), false},
@@ -157,7 +168,7 @@ func TestTranslatesForms(t *testing.T) {
 		}
 		for id, table := range loadTables(t, texts) {
 			i, _ := strconv.Atoi(id.Name[1:])
-			if got := native.TranslationsOf([]*native.Table{table}, tableid.IPv4, isLocal).Translates(tests[i].flow); got != tests[i].want {
+			if got := nat.New(site{}, native.NatHooks([]*native.Table{table}, tableid.IPv4)).Translates(tests[i].flow); got != tests[i].want {
 				t.Errorf("%s, %s: translated for sure: %t, want %t\n%s", tests[i].name, id.Family.NFT(), got, tests[i].want, texts[id])
 			}
 		}
@@ -188,6 +199,12 @@ func TestTranslatesIPv6(t *testing.T) {
 		}
 		if !slices.Equal(got, []bool{false, true}) {
 			t.Errorf("translated: %v", got)
+		}
+		// The registers still hold the key behind the address of the destination.
+		const itself = "table ip6 t { chain c { type nat hook prerouting priority dstnat; ip6 daddr . meta l4proto . tcp dport { fd00::7 . tcp . 80 } " +
+			"dnat to numgen random mod 2 map { 0 : fd00::7 . 80, 1 : fd00::9 . 80 }; }; }\n"
+		if translationsOf(t, itself, tableid.IPv6).Translates(six) {
+			t.Error("a flow that is perhaps sent to its own destination is translated for sure")
 		}
 	})
 }

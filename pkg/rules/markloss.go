@@ -102,7 +102,7 @@ func (l MarkLoss) Misleads(r Rule) (less, more bool) {
 	tests, known := r.markTests()
 	for _, t := range tests {
 		if t.value&^t.mask != 0 {
-			continue // no mark equals it; see nfmark.compare
+			continue // no mark equals it; see marking.matches
 		}
 		misses := (t.value&l.Unset|^t.value&l.Uncleared)&t.mask != 0
 		gains := (^t.value&l.Unset|t.value&l.Uncleared)&t.mask != 0

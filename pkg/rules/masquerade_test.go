@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/pkg/nat"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -63,8 +64,8 @@ const hairpin = "10.244.1.2:4000"
 
 func masquerades(t *testing.T, text, from, to, backend string) bool {
 	t.Helper()
-	flow := rules.Flow{Protocol: rules.TCP, Source: netip.MustParseAddrPort(from), Destination: netip.MustParseAddrPort(to)}
-	return learnNat(t, rules.IPv4, text).Translations(rules.IPv4, site{}).Masquerades(flow, netip.MustParseAddrPort(backend))
+	flow := nat.Flow{Protocol: nat.TCP, Source: netip.MustParseAddrPort(from), Destination: netip.MustParseAddrPort(to)}
+	return nat.New(site{}, learnNat(t, rules.IPv4, text).NatHooks(rules.IPv4)).Masquerades(flow, netip.MustParseAddrPort(backend))
 }
 
 func TestWhichFlowsAreMasqueraded(t *testing.T) {
@@ -127,6 +128,9 @@ func TestWhatMakesMasqueradeUnsure(t *testing.T) {
 		{"others are exempt before", "-A KUBE-POSTROUTING -m mark !", "-A KUBE-POSTROUTING -s 10.245.0.0/16 -j RETURN\n-A KUBE-POSTROUTING -m mark !", true},
 		{"masquerade on one interface", "-j MASQUERADE --random-fully", "-o eth1 -j MASQUERADE --random-fully", false},
 		{"a source that is fixed, perhaps to the one that it has", "-j MASQUERADE --random-fully", "-j SNAT --to-source 10.244.1.2", false},
+		{"a source that is fixed to another one", "-j MASQUERADE --random-fully", "-j SNAT --to-source 192.0.2.1", true},
+		{"a range of sources", "-j MASQUERADE --random-fully", "-j SNAT --to-source 10.244.1.1-10.244.1.9", false},
+		{"another way may lead to the same pod unmarked", "-A KUBE-SVC-A -j KUBE-SEP-A2", "-A KUBE-SVC-A -p tcp -j REDIRECT --to-ports 80\n-A KUBE-SVC-A -j KUBE-SEP-A2", false},
 		{"the last rule is gone", "-A KUBE-POSTROUTING -m comment --comment \"kubernetes service traffic requiring SNAT\" -j MASQUERADE --random-fully\n", "", false},
 	}
 	got, want := map[string]bool{}, map[string]bool{}

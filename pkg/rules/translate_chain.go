@@ -1,16 +1,19 @@
 package rules
 
 import (
-	"math"
 	"net/netip"
+	"strconv"
 	"strings"
+
+	"github.com/canaryd/canaryd/pkg/nat"
 )
 
-// A natChain is a chain of nat. A rule is read when the first flow reaches it.
+// A natChain is a chain of nat, and a [nat.Chain]. A rule is read when the first flow reaches
+// it.
 type natChain struct {
-	text []Rule
-	read []*natRule
-	open bool // the walk is inside it
+	text  []Rule
+	named map[string]*natChain // the chains to which rules may jump
+	read  []*natRule
 	// The places of rules for a single destination address, of rules for a few destination
 	// ports, and of all others. They are nil until the first flow.
 	toAddress map[netip.Addr][]int32
@@ -21,56 +24,37 @@ type natChain struct {
 // fewPorts is the greatest number of ports of a rule that is listed under each of them.
 const fewPorts = 64
 
-// A cursor iterates in order over the rules of a chain that a flow may match.
-type cursor struct {
-	chain *natChain
-	lists [3][]int32
-}
-
-// candidates returns a cursor over the rules that a flow to that destination may match.
-// walk.chain calls it, and the first call indexes the chain.
-func (c *natChain) candidates(to netip.AddrPort) cursor {
+// Candidates returns the places of the rules that a packet to that destination may match. The
+// first call indexes the chain.
+func (c *natChain) Candidates(to netip.AddrPort) [3][]int32 {
 	if c.read == nil {
 		c.indexRules()
 	}
-	return cursor{c, [...][]int32{c.toAddress[to.Addr()], c.toPort[to.Port()], c.others}}
+	return [...][]int32{c.toAddress[to.Addr()], c.toPort[to.Port()], c.others}
 }
 
-// next returns the next rule that the flow may match, in the order of the chain; nil at the
-// end. The walk of a flow calls it. lists has indexes of rules, sorted; the smallest first
-// index is next.
-func (c *cursor) next() *natRule {
-	first, at := int32(math.MaxInt32), -1
-	for i, list := range c.lists {
-		if len(list) > 0 && list[0] < first {
-			first, at = list[0], i
-		}
-	}
-	if at < 0 {
-		return nil
-	}
-	c.lists[at] = c.lists[at][1:]
-	return c.chain.rule(first)
+// Ways appends the ways of a packet at the rule at a place.
+func (c *natChain) Ways(place int32, p *nat.Packet, ways []nat.Way) []nat.Way {
+	return c.rule(place).ways(p, ways)
 }
 
-// rule returns rule i of the chain. It reads the text on first use, because a walk needs few
+// rule returns the rule at a place. It reads the text on first use, because a walk needs few
 // rules.
-func (c *natChain) rule(i int32) *natRule {
-	if c.read[i] == nil {
-		c.read[i] = readNatRule(c.text[i])
+func (c *natChain) rule(place int32) *natRule {
+	if c.read[place] == nil {
+		c.read[place] = readNatRule(c.text[place], c.named)
 	}
-	return c.read[i]
+	return c.read[place]
 }
 
 // indexRules lists the rules by the destination that they test, so that a walk skips rules
-// for other destinations. candidates calls it once.
+// for other destinations. Candidates calls it once.
 func (c *natChain) indexRules() {
 	c.read = make([]*natRule, len(c.text))
 	for i := range c.text {
 		place := int32(i)
-		addr, ok := firstDestination(c.text[i].Spec)
-		var ports []portSpan
-		if !ok {
+		addr, ports := plainDestination(c.text[i].Spec)
+		if !addr.IsValid() && ports == nil {
 			addr, ports = c.rule(place).destination()
 		}
 		switch {
@@ -81,7 +65,7 @@ func (c *natChain) indexRules() {
 			c.toAddress[addr] = append(c.toAddress[addr], place)
 		case ports != nil:
 			if c.toPort == nil {
-				c.toPort = map[uint16][]int32{}
+				c.toPort = make(map[uint16][]int32, len(c.text))
 			}
 			for _, s := range ports {
 				for p := int(s.first); p <= int(s.last); p++ {
@@ -94,33 +78,35 @@ func (c *natChain) indexRules() {
 	}
 }
 
-// firstDestination returns the single address that a rule tests, if its text begins with it,
-// as in the output of iptables-save; else false. It does not read the rest of the rule. On
-// most nodes, most rules are in KUBE-SERVICES, for services that no flow uses.
-func firstDestination(spec string) (netip.Addr, bool) {
-	rest, ok := strings.CutPrefix(spec, "-d ")
-	if !ok {
-		return netip.Addr{}, false
+// plainDestination is destination for the text of a rule as iptables-save prints it; else it
+// returns neither. It does not read the rest of the rule. On most nodes, most rules are in
+// KUBE-SERVICES and KUBE-NODEPORTS, for services that no flow uses.
+func plainDestination(spec string) (netip.Addr, []portSpan) {
+	if rest, ok := strings.CutPrefix(spec, "-d "); ok {
+		text, _, _ := strings.Cut(rest, " ")
+		if p, err := netip.ParsePrefix(text); err == nil && p.IsSingleIP() {
+			return p.Addr(), nil
+		}
+	}
+	before, rest, ok := strings.Cut(spec, " --dport ")
+	if !ok || strings.HasSuffix(before, "!") || strings.ContainsAny(rest, `"'`) { // perhaps in a comment
+		return netip.Addr{}, nil
 	}
 	text, _, _ := strings.Cut(rest, " ")
-	p, err := netip.ParsePrefix(text)
-	return p.Addr(), err == nil && p.IsSingleIP()
+	port, err := strconv.ParseUint(text, 10, 16)
+	if err != nil {
+		return netip.Addr{}, nil
+	}
+	return netip.Addr{}, []portSpan{{uint16(port), uint16(port)}}
 }
 
 // destination returns the single address that the rule tests, or else the few ports, for
 // indexRules. An invalid address and nil: every walk must meet the rule.
 func (n *natRule) destination() (netip.Addr, []portSpan) {
-	var ports []portSpan
-	for _, t := range n.tests {
-		switch {
-		case t.not:
-		case t.kind == toAddress && t.prefix.IsSingleIP():
-			return t.prefix.Addr(), nil
-		case t.kind == toPorts && count(t.ports) <= fewPorts:
-			ports = t.ports
-		}
+	if n.address.IsValid() || count(n.ports) > fewPorts {
+		return n.address, nil
 	}
-	return netip.Addr{}, ports
+	return netip.Addr{}, n.ports
 }
 
 // count returns the number of ports in the spans. destination lists a rule by ports only if

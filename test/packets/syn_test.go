@@ -16,6 +16,7 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/cluster"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/pkg/nat"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -254,10 +255,10 @@ func (l *lab) halfOpen(to netip.AddrPort) *knock {
 	l.Must(netlink.ConntrackCreate(netlink.ConntrackTable, unix.AF_INET, &netlink.ConntrackFlow{
 		FamilyType: unix.AF_INET, TimeOut: 600, ProtoInfo: &netlink.ProtoInfoTCP{State: synReceived},
 		Forward: netlink.IPTuple{
-			Protocol: rules.TCP, SrcIP: k.from.Addr().AsSlice(), SrcPort: k.from.Port(), DstIP: to.Addr().AsSlice(), DstPort: to.Port(),
+			Protocol: nat.TCP, SrcIP: k.from.Addr().AsSlice(), SrcPort: k.from.Port(), DstIP: to.Addr().AsSlice(), DstPort: to.Port(),
 		},
 		Reverse: netlink.IPTuple{
-			Protocol: rules.TCP, SrcIP: to.Addr().AsSlice(), SrcPort: to.Port(), DstIP: k.from.Addr().AsSlice(), DstPort: k.from.Port(),
+			Protocol: nat.TCP, SrcIP: to.Addr().AsSlice(), SrcPort: to.Port(), DstIP: k.from.Addr().AsSlice(), DstPort: k.from.Port(),
 		},
 	}))
 	return k
