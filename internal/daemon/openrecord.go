@@ -73,9 +73,10 @@ func (st *state) drilling(now time.Time) bool {
 }
 
 // takes reports whether a loss that began then belongs to the flush of the record: the flusher was
-// not quiet yet. A record that an operator's request may open has no ID yet.
+// not quiet yet, and no loss of it has ended. A record that an operator's request may open has no
+// ID yet.
 func (o *openRecord) takes(begin time.Time) bool {
-	return o.record.ID != "" && o.record.Drill == "" && !o.resumed && (o.until.IsZero() || !begin.After(o.until))
+	return o.record.ID != "" && o.record.Drill == "" && !o.resumed && o.ended.outcome == "" && (o.until.IsZero() || !begin.After(o.until))
 }
 
 // begin makes the record begin with another loss of the same flush, if that began earlier, and

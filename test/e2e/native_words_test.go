@@ -45,9 +45,9 @@ func TestNativeNodeIsShownInItsWords(t *testing.T) {
 		for i, flush := range []struct {
 			nft, lost, log, diff string
 		}{
-			{"flush map ip kube-proxy service-ips", "102 elements", "rules=0 chains=0 elements=102", "\n-element service-ips 172.30."},
-			{"flush chain ip kube-proxy nat-prerouting", "1 rule", "rules=1 chains=0 elements=0", "\n-rule nat-prerouting jump services\n"},
-			{"flush ruleset", "189 rules, 141 chains, 221 elements", "rules=189 chains=141 elements=221", "\n-map service-ips { type ipv4_addr . inet_proto . inet_service : verdict; }\n"},
+			{"flush map ip kube-proxy service-ips", "102 elements", "rules=0 chains=0 jumps=0 elements=102", "\n-element service-ips 172.30."},
+			{"flush chain ip kube-proxy nat-prerouting", "1 rule", "rules=1 chains=0 jumps=0 elements=0", "\n-rule nat-prerouting jump services\n"},
+			{"flush ruleset", "189 rules, 141 chains, 221 elements", "rules=189 chains=141 jumps=0 elements=221", "\n-map service-ips { type ipv4_addr . inet_proto . inet_service : verdict; }\n"},
 		} {
 			nstest.CommandInput(n.T, flush.nft+"\n", "nft", "-f", "-")
 			wantNative(n, want, i+1)
