@@ -224,8 +224,9 @@ type Flush struct {
 	NoticedSeconds float64 `json:"noticedSeconds"`
 	AbsentSeconds  float64 `json:"absentSeconds"`
 	// AbsentAtMost means that AbsentSeconds is only a bound. canaryd did not run or was not
-	// executed at the flush, or does not know when a jump was deleted. The time is counted from
-	// LastInForce, when the rules were last known to be in force.
+	// executed at the flush, or does not know when a jump was deleted. The time is then counted
+	// from LastInForce, when the rules were last known to be in force. It is a bound, too, if
+	// owners put the rules back (Skipped), because no read shows that moment.
 	AbsentAtMost bool      `json:"absentAtMost,omitempty"`
 	LastInForce  time.Time `json:"lastInForce,omitzero"`
 	// Stalled means that canaryd's process existed at that time but was not executed: it was

@@ -23,10 +23,14 @@ func (d *Daemon) heal(ctx context.Context, st *state) {
 	ctx, done := finishing(ctx)
 	defer done()
 	if st.heals() && st.contention.limited(ctx, &st.loss.retry, true, func() api.Flush { return d.blamedNow(ctx, st) }) {
+		st.loss.quiet() // a later flush of native tables is another one
 		return
 	}
 	used := d.cpu()
-	settle := d.settle(ctx, st)
+	var settle func(context.Context, reload.Memory) (reload.Memory, bool)
+	if !st.pause.on() || !st.loss.shown() { // else nothing hurries, and a read shows who is done
+		settle = d.settle(ctx, st)
+	}
 	switch {
 	case st.mode == api.Observe:
 		d.observe(ctx, st)
@@ -115,8 +119,7 @@ func finishing(ctx context.Context) (context.Context, context.CancelFunc) {
 	return longer, func() { stop(); cancel() }
 }
 
-// concludeHeal takes a replay's result into the state. It closes the flush record, or plans
-// another try.
+// concludeHeal takes a replay's result into the state. It ends the loss, or plans another try.
 func (d *Daemon) concludeHeal(ctx context.Context, st *state, ride *nativeRide, result reload.Result, err error) {
 	st.loss.record.Attempts++
 	d.recordLosses(ctx, st, hits(result))
@@ -239,8 +242,8 @@ func (d *Daemon) healFailed(ctx context.Context, st *state, err error) {
 	l.logRetry(st.flushLog(ctx), err, l.shown(), tables.Text())
 }
 
-// recovered ends the loss: everything is proved to be in force. It closes the record, and plans
-// the looks that follow a replay.
+// recovered ends the loss: everything is proved to be in force. It plans the looks that follow a
+// replay.
 func (d *Daemon) recovered(ctx context.Context, st *state, result reload.Result) {
 	l := st.loss
 	st.loss = nil

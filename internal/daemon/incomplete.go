@@ -68,8 +68,14 @@ func (d *Daemon) completeRecords(ctx context.Context, st *state) {
 }
 
 // completeRecord ends a record that is partial: its last rule is back, or an owner has decided
-// about it.
+// about it. A record that another loss keeps open ends with that.
 func (d *Daemon) completeRecord(ctx context.Context, st *state, id string, outcome api.Outcome) {
+	for _, o := range st.openRecords() {
+		if o.record.ID == id && o.ended.outcome == reload.Partial {
+			o.ended.outcome = outcome
+			return
+		}
+	}
 	i := slices.IndexFunc(st.journal, func(f api.Flush) bool { return f.ID == id && f.Outcome == reload.Partial })
 	if i < 0 {
 		return

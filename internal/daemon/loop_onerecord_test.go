@@ -11,6 +11,7 @@ import (
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -137,7 +138,7 @@ func TestARecordOfBothGoesOnOverARestart(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir, natives, records := t.TempDir(), t.TempDir(), t.TempDir()
 			next := func() setup {
-				return setup{store: openStore(t, dir, identity(iptables.NFT)), nativeStore: nativestore.New(natives, nativestore.Identity{}), journal: records}
+				return setup{store: openStore(t, dir, identity(iptables.NFT)), nativeStore: nativestore.New(natives, nativestore.Identity{}), journal: records, asleep: true}
 			}
 			nativeNode(t, next(), func(t *testing.T, first *rig, k *fakeNative) {
 				first.after(10 * time.Second)
@@ -185,7 +186,7 @@ func TestARecordOfBothGoesOnOverARestart(t *testing.T) {
 func TestOneFlushWhileNoCanarydRuns(t *testing.T) {
 	dir, natives, records := t.TempDir(), t.TempDir(), t.TempDir()
 	next := func() setup {
-		return setup{store: openStore(t, dir, identity(iptables.NFT)), nativeStore: nativestore.New(natives, nativestore.Identity{}), journal: records}
+		return setup{store: openStore(t, dir, identity(iptables.NFT)), nativeStore: nativestore.New(natives, nativestore.Identity{}), journal: records, asleep: true}
 	}
 	nativeNode(t, next(), func(t *testing.T, first *rig, k *fakeNative) {
 		first.after(10 * time.Second)
@@ -204,5 +205,53 @@ func TestOneFlushWhileNoCanarydRuns(t *testing.T) {
 		if f := r.d.Status().Flushes[0]; !f.AbsentAtMost || f.AbsentSeconds < 30 {
 			t.Errorf("the record is %+v", f)
 		}
+	})
+}
+
+// TestFlushesOfBothAreFolded: a process that flushes both kinds of table again and again gets ten
+// records, and the newest counts the others.
+func TestFlushesOfBothAreFolded(t *testing.T) {
+	for name, tables := range map[string][]*native.Table{"in one transaction": nil, "one after the other": {many(proxyTable)}} {
+		t.Run(name, func(t *testing.T) {
+			s := setup{journal: t.TempDir()}
+			if tables != nil {
+				s.guarded = newFakeNative(tables...)
+			}
+			nativeNode(t, s, func(t *testing.T, r *rig, k *fakeNative) {
+				for range 15 {
+					r.flushBoth(k)
+					r.after(5 * time.Second)
+				}
+				r.wantReady()
+				list := r.d.Status().Flushes
+				if len(list) != 10 || list[0].Repeated == nil || list[0].Repeated.Times != 5 {
+					t.Errorf("%d records, the newest %+v", len(list), list[0])
+				}
+				for _, f := range list {
+					if kept := r.full(f.ID).Flush; kept.Outcome != reload.Proved {
+						t.Errorf("the journal has %+v", kept)
+					}
+				}
+			})
+		})
+	}
+}
+
+// TestAProofThatFailsAfterAPause: canaryd writes native tables at the end of a pause, and cannot
+// read them then. The next read shows them, and the loss ends.
+func TestAProofThatFailsAfterAPause(t *testing.T) {
+	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
+		must(t, errorOf(r.d.Pause(t.Context(), api.PauseRequest{Seconds: 60})))
+		k.flushRuleset()
+		r.settled()
+		k.with(func() {
+			k.between = func() {
+				k.with(func() { k.brokenReads = nft.ErrInterrupted })
+				time.AfterFunc(50*time.Millisecond, func() { k.with(func() { k.brokenReads = nil }) })
+			}
+		})
+		r.after(2*time.Minute + 2*pace.LastTry)
+		r.wantReady()
+		k.wantNative(t, tableOf(proxyTable, "a", "b"))
 	})
 }

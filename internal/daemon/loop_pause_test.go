@@ -333,8 +333,8 @@ func TestPauseHoldsDeclarations(t *testing.T) {
 	})
 }
 
-// TestOwnersPutBackInAPause: once owners have put back all rules that a flush took in a pause, its
-// record ends, no table is lost, and the next flush has a record of its own. A part is not
+// TestOwnersPutBackInAPause: owners put back all rules that a flush took in a pause. Its record
+// ends, no table is lost, and the next flush has a record of its own. A part is not
 // enough, and a flush right before the marks are written is recorded, too.
 func TestOwnersPutBackInAPause(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {

@@ -18,7 +18,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// loss is a flush record in the making.
+// loss is the open loss of iptables' tables.
 type loss struct {
 	answer
 	drill        *drill.Drill                // the drill that ended before the loss: its deletions are no flush
@@ -39,11 +39,13 @@ type loss struct {
 	again        time.Time                   // not before, the next read of a pause
 }
 
-// ownersWrote reports whether the rules that the record has were back before each try of a replay,
-// which then wrote marks only: their owners were faster.
-func (l *loss) ownersWrote() bool {
-	lost := slices.ContainsFunc(l.record.Lost.Tables, func(t api.TableLoss) bool { return t.Rules+t.Chains+t.Jumps > 0 })
-	return lost && !l.recovery.rules
+// ownersWrote reports whether owners put back the rules that the record has: replays wrote marks
+// only.
+func (l *loss) ownersWrote() bool { return l.lostRules() && !l.recovery.rules }
+
+// lostRules reports whether the record has rules of iptables' tables, and not only marks.
+func (l *loss) lostRules() bool {
+	return slices.ContainsFunc(l.record.Lost.Tables, func(t api.TableLoss) bool { return t.Rules+t.Chains+t.Jumps > 0 })
 }
 
 // shown reports whether a read has shown the loss: then the record and the log have it.
@@ -55,7 +57,8 @@ func (l *loss) bounds() culprit.Bounds {
 	return culprit.Bounds{First: l.record.Time, Written: l.window, Noticed: l.noticed, Intact: l.intact, Heard: l.heard}
 }
 
-// openLoss opens a flush record, which heal answers, unless one is open already. digest is that
+// openLoss opens a loss, which heal answers, unless one is open already. Its record may be that of
+// a loss of native tables. digest is that
 // of the read or probe that showed the loss in the family.
 func (st *state) openLoss(f rules.Family, digest uint64) {
 	if st.loss != nil {

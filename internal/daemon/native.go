@@ -120,6 +120,7 @@ type nativeTable struct {
 	// wrote is when the last commit that did not delete it was noted, or when it was first seen.
 	wrote   time.Time
 	finding native.Finding
+	foundAs native.Digest // of the content that was found lost last
 	// old: it was stored too long ago to be put back unasked.
 	old bool
 	// proxyAway: when it was found deleted alone, kube-proxy was not at work in iptables mode.

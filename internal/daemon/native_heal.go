@@ -30,6 +30,7 @@ func (d *Daemon) healNative(ctx context.Context, st *state) {
 	defer done()
 	r := &st.native
 	if st.heals() && d.nativeLimited(ctx, st, true) {
+		r.loss.quiet() // a later flush of iptables' tables is another one
 		return
 	}
 	if !r.loss.logged {
@@ -367,10 +368,12 @@ func (d *Daemon) nativeFailed(ctx context.Context, st *state, err error) {
 	if l.fail(err); errors.Is(err, nft.ErrStale) || errors.Is(err, nft.ErrInterrupted) {
 		l.retry.In(pace.FirstTry, time.Now())
 	}
-	l.record.Attempts = max(l.record.Attempts, l.attempts)
-	for id := range l.hit {
-		if t := st.native.tables[id]; t != nil && t.lost() {
-			d.cfg.Metrics.ObserveNativeReplay(id.Family.NFT(), reload.Failed)
+	if st.heals() { // else a read failed, and no replay
+		l.record.Attempts = max(l.record.Attempts, l.attempts)
+		for id := range l.hit {
+			if t := st.native.tables[id]; t != nil && t.lost() {
+				d.cfg.Metrics.ObserveNativeReplay(id.Family.NFT(), reload.Failed)
+			}
 		}
 	}
 	d.keepOpen(ctx, l.openRecord)

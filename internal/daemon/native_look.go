@@ -124,14 +124,16 @@ func (d *Daemon) readNative(ctx context.Context, st *state) {
 	d.witnessesDue(st)
 }
 
-// readNativeToo reads native tables before a loss of iptables' tables ends, if the same flush may
-// have taken parts of them, or while no canaryd ran: its record then has both.
+// readNativeToo reads native tables before a loss of iptables' tables ends, so that one record has
+// both. The same flush may have taken parts of them, or a flush while no canaryd ran.
 func (d *Daemon) readNativeToo(ctx context.Context, st *state) {
 	r := &st.native
-	if !d.guardsNative() || r.asleep || r.loss != nil || st.mode != api.Heal || st.drilling(time.Now()) {
+	if !d.guardsNative() || r.loss != nil || st.mode != api.Heal || st.drilling(time.Now()) {
 		return
 	}
-	d.lookNative(ctx, st)
+	if d.lookNative(ctx, st); r.asleep {
+		return
+	}
 	flushed := func(t *nativeTable) bool { return t.urgent && st.loss.takes(t.dirty) }
 	if (!r.begun || anyOf(r.tables, flushed)) && pace.Due(r.readAt, time.Now()) {
 		d.readNative(ctx, st)
@@ -166,6 +168,14 @@ type nativeSight struct {
 	findings map[tableid.TableID]native.Finding // of the tables that were known before
 	all      bool                               // every table was read
 	took     time.Duration
+}
+
+// digestOf returns the digest of a table's content; of no table it is zero.
+func (s nativeSight) digestOf(id tableid.TableID) (digest native.Digest) {
+	if s.Tables[id] != nil {
+		digest = s.Digest(id)
+	}
+	return digest
 }
 
 // A nativeChoice chooses the tables of one read.
@@ -333,13 +343,18 @@ func (d *Daemon) witnessesLost(ctx context.Context, r *nativeRealm) (map[tableid
 // judgeNative returns the verdict on a table as seen shows it. stand has the present witnesses'
 // nonces where commits were missed. A table that was deleted alone keeps its verdict until it
 // is in the kernel again. But while its report is put off, its process may become known.
-func (d *Daemon) judgeNative(id tableid.TableID, t *nativeTable, seen nativeSight, stand map[tableid.Family]string) native.Finding {
+func (d *Daemon) judgeNative(id tableid.TableID, t *nativeTable, seen nativeSight, stand map[tableid.Family]string) (f native.Finding) {
 	if t.inForce != "" && seen.Tables[id] != nil && nativestore.IDOf(seen.Digest(id)) == t.inForce {
 		return native.Finding{Verdict: native.Intact, Why: "it has the content that was last in force"}
 	}
-	if t.lost() && t.finding.Remedy != native.NoRemedy && t.dirty.IsZero() && !t.missed {
-		return t.finding // no commit since; the evidence of a flush, such as a lost witness, may be gone by now
+	if t.lost() && t.finding.Remedy != native.NoRemedy && t.dirty.IsZero() && !t.missed && t.foundAs == seen.digestOf(id) {
+		return t.finding // the evidence of a flush, such as a lost witness, may be gone by now
 	}
+	defer func() {
+		if nativestore.Lost(f.Verdict) {
+			t.foundAs = seen.digestOf(id)
+		}
+	}()
 	e := native.Evidence{Was: t.want, Now: seen.Tables[id], Unread: t.out != nil, Missed: t.missed || t.old || t.finding.Open(), Habits: owners.HabitsOf(id)}
 	if e.Now == nil && e.Unread && t.finding.Verdict == native.TableDeleted {
 		return t.finding

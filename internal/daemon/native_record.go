@@ -24,7 +24,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/watch"
 )
 
-// nativeLoss is the flush record of native tables in the making.
+// nativeLoss is the open loss of native tables.
 type nativeLoss struct {
 	answer
 	hit      map[tableid.TableID]bool // tables recorded so far
@@ -39,9 +39,9 @@ type nativeLoss struct {
 	unswept map[tableid.TableID]bool
 }
 
-// loseNative opens a flush record for a lost table, or continues one that the last run left
-// open; healNative answers it. If a record is open and lacks the table, its next try is due at
-// once. known: the open record has the table already.
+// loseNative opens a loss for a lost table, which healNative answers. It may join an open record,
+// or continue one that the last run left open. If a loss is open that lacks the table, its next try
+// is due at once. known: the open record has the table already.
 func (d *Daemon) loseNative(st *state, id tableid.TableID) (known bool) {
 	r, now := &st.native, time.Now()
 	if r.loss != nil {

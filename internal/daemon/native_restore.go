@@ -43,6 +43,9 @@ func (d *Daemon) restoreNative(ctx context.Context, st *state, dry bool) []api.N
 		if r.loss == scratch && scratch != nil && !scratch.shown() {
 			r.loss = nil
 		}
+		if r.loss != nil {
+			r.loss.asked = false // it ends by another try
+		}
 	}()
 	if !dry && !r.readmit.At.IsZero() {
 		r.readmit.At = time.Now()
@@ -213,6 +216,10 @@ func (d *Daemon) endWaiting(ctx context.Context, st *state, id tableid.TableID, 
 		w.Attempts++
 		w.Older = st.native.older.takenFrom(id, st.native.tables[id].contentID)
 	}
+	back := outcome != api.Dismissed && outcome != api.OwnersDecision
+	if back {
+		d.cfg.Metrics.ObserveRecovery(flushes.EndAbsence(w, time.Now()), nil)
+	}
 	log := klog.FromContext(ctx)
 	if st.journal.FoldsInto(*w) != nil {
 		log = log.V(2)
@@ -223,7 +230,6 @@ func (d *Daemon) endWaiting(ctx context.Context, st *state, id tableid.TableID, 
 	case api.OwnersDecision:
 		severity.Notices(log).Info("The owner of a native table has removed it; canaryd accepts that", "flush", w.ID, "tables", id.NFT())
 	default:
-		d.cfg.Metrics.ObserveRecovery(flushes.EndAbsence(w, time.Now()), nil)
 		flushes.LogBack(log, id.NFT(), *w, asked, w.Attempts)
 	}
 	d.keepRecord(ctx, st, *w, false, func() { d.write(ctx, *w, nil) })

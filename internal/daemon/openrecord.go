@@ -16,8 +16,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/reload"
 )
 
-// An openRecord is the flush record of a loss that lasts. One flush has one record: if it takes
-// iptables' tables and native tables, both losses hold the same one, and the last loss to end
+// An openRecord is the flush record of a loss that lasts. One flush has one record, also if it
+// takes iptables' tables and native tables. Both losses then hold it, and the last loss to end
 // closes it.
 type openRecord struct {
 	record  api.Flush
@@ -35,6 +35,7 @@ type openRecord struct {
 	lost   []flushes.LostTable
 	room   flushes.Room // how much more diff may hold
 	unkept bool
+	kept   bool // the journal has it as an open record
 }
 
 // An answer is the answer of canaryd to a loss of one kind of table: the tries to put it back.
@@ -72,9 +73,9 @@ func (st *state) drilling(now time.Time) bool {
 	return st.drills.Under != nil || st.drills.DoubtAt(now) != nil
 }
 
-// takes reports whether a loss that began then belongs to the flush of the record: the flusher was
-// not quiet yet, and no loss of it has ended. A record that an operator's request may open has no
-// ID yet.
+// takes reports whether a loss that began then belongs to the flush of the record. It does while
+// the flusher is not quiet, and until a loss of the record has ended. A record that an operator's
+// request may open has no ID yet.
 func (o *openRecord) takes(begin time.Time) bool {
 	return o.record.ID != "" && o.record.Drill == "" && !o.resumed && o.ended.outcome == "" && (o.until.IsZero() || !begin.After(o.until))
 }
@@ -88,7 +89,9 @@ func (o *openRecord) begin(of api.Flush) {
 		r.Standby = r.Standby.Later(earlier)
 		r.NoticedSeconds = o.noticed.Sub(r.Time).Seconds()
 	}
-	r.LastInForce, r.Stalled = pace.Earliest(r.LastInForce, of.LastInForce), r.Stalled || of.Stalled
+	if bound := of.LastInForce; !bound.IsZero() && bound.Before(r.Time) { // else the record's time is earlier
+		r.LastInForce, r.Stalled = pace.Earliest(r.LastInForce, bound), r.Stalled || of.Stalled
+	}
 }
 
 // quiet notes that the flusher is quiet now: a loss that begins later is of another flush.
@@ -114,7 +117,8 @@ func (o *openRecord) addDiff(diff ...api.TableDiff) {
 	o.diff, o.unkept = append(o.diff, diff...), o.unkept || len(diff) > 0
 }
 
-// addLost adds a native table. Its lost content takes time to find, and so waits for the replay.
+// addLost adds a native table. Its lost content takes time to find, and so waits until the journal
+// needs it, mostly after the replay.
 func (o *openRecord) addLost(t flushes.LostTable) {
 	o.lost, o.unkept = append(o.lost, t), true
 }
@@ -251,8 +255,13 @@ func (d *Daemon) endLoss(ctx context.Context, st *state, log klog.Logger, a *ans
 		if other.openRecord == o {
 			if o.record.Outcome == reload.Failed && other.failed == nil { // only the ended loss had failed
 				o.record.Outcome, o.record.Detail = api.Pending, ""
+				if st.pause.on() {
+					o.record.Outcome = api.WaitingPaused
+				}
 			}
-			d.keepOpen(ctx, o)
+			if other.attempts > 0 { // else it may end in a moment, and be counted in another record
+				d.keepOpen(ctx, o)
+			}
 			return
 		}
 	}
@@ -279,8 +288,8 @@ func (d *Daemon) endLoss(ctx context.Context, st *state, log klog.Logger, a *ans
 	flushes.LogBack(log, strings.Join(o.ended.tables, ", "), o.record, o.asked, o.ended.attempts)
 }
 
-// interrupt closes all records of flushes that wait for a replay, their owner or a decision: after
-// a cleanup canaryd answers none of them.
+// interrupt closes all records of flushes that wait for a replay, their owner or a decision. After
+// a cleanup canaryd answers none of them, nor those of the last run.
 func (d *Daemon) interrupt(ctx context.Context, st *state) {
 	for _, o := range st.openRecords() {
 		if o.record.Outcome = api.Interrupted; o.known() {
@@ -296,7 +305,18 @@ func (d *Daemon) interrupt(ctx context.Context, st *state) {
 		st.journal.Rewrite(w.record)
 		d.write(ctx, w.record, nil)
 	}
+	for i := range st.journal {
+		if r := &st.journal[i]; r.Outcome == api.WaitingObserve && !r.Earlier {
+			r.Outcome = api.Interrupted
+			d.write(ctx, *r, nil)
+		}
+	}
+	for _, r := range st.unanswered {
+		r.Outcome = api.Interrupted
+		d.write(ctx, r, nil)
+	}
 	st.loss, st.native.loss, st.native.waiting, st.decision = nil, nil, nil, nil
+	st.unanswered, st.observedSince = nil, time.Time{}
 }
 
 // close puts the end of all losses into the record.

@@ -151,8 +151,8 @@ func (d *Daemon) unpause(ctx context.Context, st *state, why string) {
 
 // recordPaused records the loss and leaves it until the pause ends. The marks stay as the flush
 // left them: they show the replay which rules their owner did not touch. It returns true once
-// owners have put all lost rules back: then only marks are missing, and are written in the pause,
-// because the next flush would not be noticed without them.
+// owners have put all lost rules back. Then heal writes the missing marks in the pause, because
+// canaryd would not notice the next flush without them.
 func (d *Daemon) recordPaused(ctx context.Context, st *state) (back bool) {
 	found, err := d.readLoss(ctx, st)
 	if err != nil {
@@ -175,7 +175,7 @@ func (d *Daemon) recordPaused(ctx context.Context, st *state) (back bool) {
 		st.looking.plan(time.Now().Add(d.cfg.PollInterval))
 		return false
 	}
-	if st.loss.ownersWrote() && !anyOf(found, func(h flushes.Hit) bool { return h.Lost.Any() }) {
+	if st.loss.lostRules() && !anyOf(found, func(h flushes.Hit) bool { return h.Lost.Any() }) {
 		return true
 	}
 	d.keepHeld(ctx, st.loss.openRecord, api.WaitingPaused)

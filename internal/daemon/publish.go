@@ -76,10 +76,8 @@ func (d *Daemon) publish(st *state) {
 	st.decision.addTo(&s)
 	for _, o := range st.openRecords() {
 		s.LossSince = pace.Earliest(s.LossSince, o.record.Time)
-		if o.known() {
-			s.Flushes = slices.Insert(s.Flushes, 0, o.record)
-		} else if l := st.loss; l != nil && l.openRecord == o && l.unread != nil {
-			s.Flushes = slices.Insert(s.Flushes, 0, l.unread.record)
+		if r, ok := st.shownRecord(o); ok {
+			s.Flushes = slices.Insert(s.Flushes, 0, r)
 		}
 	}
 	s.Failing = st.failing()

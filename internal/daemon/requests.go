@@ -210,7 +210,9 @@ func (d *Daemon) takeReplay(ctx context.Context, st *state, job reload.Job, resu
 	onrequest.LogRestored(ctx, reply, "outcomes", reply.Outcomes)
 	if st.loss != nil {
 		st.loss.asked = true
-		d.concludeHeal(ctx, st, &nativeRide{}, result, nil)
+		if d.concludeHeal(ctx, st, &nativeRide{}, result, nil); st.loss != nil {
+			st.loss.asked = false // it ends by another try
+		}
 	} else {
 		d.endDrill(ctx, st, api.DrillVoid, "canaryd restore undid the drill before canaryd noticed it")
 		st.pods.SetReturned(result, time.Now())
@@ -244,9 +246,9 @@ func (d *Daemon) Cleanup(ctx context.Context, r api.CleanupRequest) error {
 		st.removed, st.pause = true, pause{}
 		st.suspicion, st.unread = nil, unreads{}
 		d.endDrill(ctx, st, api.DrillFailed, "canaryd cleanup removed the canaries")
-		d.interrupt(ctx, st)
 		d.stopKeeping(ctx, st)
 		d.stopStandby(ctx, st)
+		d.interrupt(ctx, st)
 		nativeFailed := d.stopNative(st)
 		d.cfg.Metrics.SetCanariesGone()
 		replayer := d.replayer(ctx, st)

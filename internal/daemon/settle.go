@@ -154,6 +154,9 @@ func (d *Daemon) plansAhead(st *state) bool {
 // whether a process wrote.
 func (d *Daemon) settle(ctx context.Context, st *state) func(context.Context, reload.Memory) (reload.Memory, bool) {
 	if !st.loss.logged {
+		if r := &st.native; r.asleep && len(r.tables) > 0 { // a record of the last run may have them, too
+			d.lookNative(ctx, st)
+		}
 		st.resumeRecord()
 		d.logNotice(ctx, st)
 		if d.seekLockHolder(st); st.loss.lockedBy != "" {

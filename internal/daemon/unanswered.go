@@ -44,7 +44,7 @@ func (st *state) takeUnanswered(has func(api.Flush) bool) *openRecord {
 	if r.LastInForce.IsZero() {
 		r.LastInForce = r.Time
 	}
-	return &openRecord{record: r, resumed: true, counted: true, room: flushes.DiffRoom()}
+	return &openRecord{record: r, resumed: true, counted: true, kept: true, room: flushes.DiffRoom()}
 }
 
 // resumeRecord continues an unanswered record for a loss that is as old as this run. If the record
@@ -55,7 +55,7 @@ func (st *state) resumeRecord() {
 		return
 	}
 	lost := st.losses()
-	o := st.takeUnanswered(func(r api.Flush) bool {
+	has := func(r api.Flush) bool {
 		hit := flushes.Recorded(r)
 		for id := range lost {
 			if hit[id] == "" {
@@ -63,8 +63,11 @@ func (st *state) resumeRecord() {
 			}
 		}
 		return len(hit) > 0
-	})
-	if o == nil {
+	}
+	var o *openRecord
+	if n := st.native.loss; n != nil && n.resumed && has(n.record) {
+		o = n.openRecord
+	} else if o = st.takeUnanswered(has); o == nil {
 		return
 	}
 	o.noticed = l.noticed
@@ -92,7 +95,9 @@ func (d *Daemon) unansweredNative(st *state, id tableid.TableID) *nativeLoss {
 func (r *nativeRealm) resumed(o *openRecord) *nativeLoss {
 	l := &nativeLoss{answer: answer{openRecord: o, attempts: o.record.Attempts, retry: pace.Retry{At: time.Now()}}, hit: map[tableid.TableID]bool{}, intact: r.known}
 	for id := range r.tables {
-		l.hit[id] = recordedNative(o.record, id)
+		if recordedNative(o.record, id) {
+			l.hit[id] = true
+		}
 	}
 	return l
 }
@@ -113,9 +118,10 @@ func (r *nativeRealm) back(lost []api.NativeLoss) bool {
 	return len(lost) == 0
 }
 
-// closeUnanswered closes the unanswered records that no loss continues, once everything was read:
-// as interrupted, unless all their native tables are back. Tables of iptables are never back
-// without a loss of their marks, which continues the record. The loop calls it after each step.
+// closeUnanswered closes the unanswered records that no loss continues, once everything was read.
+// They end as interrupted, unless they have native tables only, and all of these are back. A flush
+// of iptables' tables takes marks, too, so that a loss continues the record. The loop calls it
+// after each step.
 func (d *Daemon) closeUnanswered(ctx context.Context, st *state) {
 	if len(st.unanswered) == 0 || len(st.answers()) > 0 || lastKnown(st).IsZero() || d.guardsNative() && !st.native.begun {
 		return

@@ -102,7 +102,7 @@ func (w *DiffWriter) full() bool { return w.Room.Lines <= 0 || w.Room.Bytes <= 0
 type LostTable struct{ Want, Now *native.Table }
 
 // NativeDiff describes the lost content of tables, and the content in its place, as long as there
-// is room in left, which it reduces. It is called when the tables are back.
+// is room in left, which it reduces. It takes time, and so is called when the journal needs it.
 func NativeDiff(lost []LostTable, left *Room) (all []api.TableDiff) {
 	for _, l := range lost {
 		w := NewNativeDiffWriter(l.Want.ID, *left)

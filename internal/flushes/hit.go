@@ -8,6 +8,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/native"
@@ -21,10 +22,7 @@ import (
 // was missing, for the metrics. If the exact time of the loss is not known, that is a bound. It is
 // one, too, if the rules' owner put them back (Skipped), because no read shows the moment.
 func EndAbsence(r *api.Flush, at time.Time) time.Duration {
-	since := r.Time
-	if !r.LastInForce.IsZero() {
-		since = r.LastInForce
-	}
+	since := pace.Earliest(r.Time, r.LastInForce)
 	r.AbsentAtMost = !r.LastInForce.IsZero() || r.Outcome == reload.Skipped
 	absent := at.Sub(since)
 	r.AbsentSeconds = absent.Seconds()
@@ -130,7 +128,11 @@ func LogBack(log klog.Logger, tables string, r api.Flush, asked bool, attempts i
 	case asked:
 		what = BackOnRequest
 	}
-	log.Info(what, "flush", r.ID, "tables", tables, "outcome", r.Outcome, AbsentKey(r), api.Seconds(r.AbsentSeconds).Round(10*time.Microsecond), "attempts", attempts)
+	values := []any{"flush", r.ID, "tables", tables, "outcome", r.Outcome}
+	if r.AbsentSeconds > 0 { // else its begin is not known
+		values = append(values, AbsentKey(r), api.Seconds(r.AbsentSeconds).Round(10*time.Microsecond))
+	}
+	log.Info(what, append(values, "attempts", attempts)...)
 }
 
 // AbsentKey is the log's key for the duration of an absence; another key says that it is only a
