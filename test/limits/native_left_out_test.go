@@ -54,7 +54,7 @@ func TestANativeTableThatIsTooLargeCostsItselfOnly(t *testing.T) {
 			says("healthy, but one native table is not guarded", "NOT guarded: table inet blocklist: it is as large as ", "inet fw ")
 		}
 		leftOut()
-		p.WantLog("E", "A native table is left out", "inet blocklist", "--max-rules")
+		p.WantLog("A native table is left out: it is NOT guarded", "inet blocklist", "--max-rules")
 		if got := n.Metrics()["native_tables_not_guarded{}"]; got != 1 {
 			n.Errorf("native_tables_not_guarded is %v, want 1", got)
 		}
