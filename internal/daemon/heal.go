@@ -65,7 +65,7 @@ func (d *Daemon) heal(ctx context.Context, st *state) {
 		for f, fr := range result {
 			d.applyResult(ctx, st, f, fr)
 		}
-		st.loss.retry.Failed(nil, time.Now()) // the next try records what is lost now
+		st.loss.retry.Failed(nil, time.Now()) // the next try records the new loss
 		return
 	}
 	if result != nil && !onlyDrilled(result) { // nil: the lock was not free, and nothing was done

@@ -25,7 +25,7 @@ func TestARecordGoesOnOverARestart(t *testing.T) {
 	}{
 		{"observed", api.Observe, func(*rig) func() { return func() {} }},
 		{"paused", api.Heal, func(r *rig) func() {
-			must(r.t, errorOf(r.d.Pause(r.t.Context(), api.PauseRequest{Seconds: 3600})))
+			r.pause(time.Hour)
 			return func() {}
 		}},
 		{"failed", api.Heal, func(r *rig) func() {
@@ -50,7 +50,7 @@ func TestARecordGoesOnOverARestart(t *testing.T) {
 				time.Sleep(30 * time.Second)
 
 				r := run(t, first.fake, setup{store: openStore(t, dir, identity(backend)), journal: records})
-				must(t, errorOf(r.d.Resume(t.Context())))
+				r.resume()
 				r.after(2 * pace.LastTry)
 				r.wantBack(before, left)
 				list := r.d.Status().Flushes
@@ -100,7 +100,7 @@ func TestARecordDoesNotGoOnInAnotherFlush(t *testing.T) {
 				}
 				first := node(func(s setup) *rig { return start(t, backend, s) })
 				before := first.tables()
-				must(t, errorOf(first.d.Pause(t.Context(), api.PauseRequest{Seconds: 3600})))
+				first.pause(time.Hour)
 				first.flushNat()
 				first.after(10 * time.Second)
 				was := first.d.Status().Flushes[0]
@@ -108,7 +108,7 @@ func TestARecordDoesNotGoOnInAnotherFlush(t *testing.T) {
 				tt.meanwhile(first, before)
 				for range 2 { // the second run reads the files of the first
 					r := node(func(s setup) *rig { return run(t, first.fake, s) })
-					must(t, errorOf(r.d.Resume(t.Context())))
+					r.resume()
 					r.after(2 * pace.LastTry)
 					var got []api.Outcome
 					for _, f := range r.d.Status().Flushes {
@@ -131,7 +131,7 @@ func TestARecordDoesNotGoOnInAnotherFlush(t *testing.T) {
 }
 
 // TestANativeRecordGoesOnOverARestart is the same for native tables. A pause lasts over the
-// restart, and the witness is planted again in it: what was judged to be a flush stays one.
+// restart, and the witness is planted again in it. A flush that was judged before stays a flush.
 func TestANativeRecordGoesOnOverARestart(t *testing.T) {
 	for _, mode := range []api.Mode{api.Observe, api.Heal} {
 		for kind, flush := range map[string]func(*fakeNative){
@@ -146,7 +146,7 @@ func TestANativeRecordGoesOnOverARestart(t *testing.T) {
 				nativeNode(t, node(mode), func(t *testing.T, r *rig, k *fakeNative) {
 					r.after(10 * time.Second)
 					if mode == api.Heal {
-						must(t, errorOf(r.d.Pause(t.Context(), api.PauseRequest{Seconds: 3600})))
+						r.pause(time.Hour)
 					}
 					flush(k)
 					r.after(10 * time.Second)
@@ -158,7 +158,7 @@ func TestANativeRecordGoesOnOverARestart(t *testing.T) {
 					s.guarded = k
 					n := run(t, r.fake, s)
 					n.after(10 * time.Second)
-					must(t, errorOf(n.d.Resume(t.Context())))
+					n.resume()
 					n.after(2 * pace.LastTry)
 					got := n.wantOneFlush(kind, reload.Proved)
 					if got.ID != was.ID || got.AbsentSeconds < 30 || !got.AbsentAtMost || got.Lost.Rules != was.Lost.Rules || len(got.Native) != len(was.Native) {
@@ -176,7 +176,7 @@ func TestANativeRecordGoesOnOverARestart(t *testing.T) {
 // verdict stays while a pause lasts, in which the witness is planted again.
 func TestNativePauseAfterMissedCommits(t *testing.T) {
 	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
-		must(t, errorOf(r.d.Pause(t.Context(), api.PauseRequest{Seconds: 60})))
+		r.pause(time.Minute)
 		k.missing(k.flushRuleset)
 		r.settled()
 		if k.count().witness == "" {

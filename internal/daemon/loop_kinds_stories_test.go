@@ -30,24 +30,24 @@ var kindStories = []struct {
 		n.settled()
 	}},
 	{"in a pause", setup{}, func(n *kindNode) {
-		must(n.t, errorOf(n.d.Pause(n.t.Context(), api.PauseRequest{Seconds: 60})))
+		n.pause(time.Minute)
 		n.flush()
 		n.after(10 * time.Second)
 	}},
 	{"in a pause, which ends", setup{}, func(n *kindNode) {
-		must(n.t, errorOf(n.d.Pause(n.t.Context(), api.PauseRequest{Seconds: 60})))
+		n.pause(time.Minute)
 		n.flush()
 		n.after(2 * time.Minute)
 	}},
 	{"in a pause, and its owner is back before the end", setup{}, func(n *kindNode) {
-		must(n.t, errorOf(n.d.Pause(n.t.Context(), api.PauseRequest{Seconds: 60})))
+		n.pause(time.Minute)
 		n.flush()
 		n.after(10 * time.Second)
 		n.owner()
 		n.after(2 * time.Minute)
 	}},
 	{"in a pause, its owner is back, and a flush follows", setup{}, func(n *kindNode) {
-		must(n.t, errorOf(n.d.Pause(n.t.Context(), api.PauseRequest{Seconds: 60})))
+		n.pause(time.Minute)
 		n.flush()
 		n.after(10 * time.Second)
 		n.owner()
@@ -121,58 +121,49 @@ var kindStories = []struct {
 		n.after(time.Minute)
 	}},
 	{"restored on request in a pause", setup{}, func(n *kindNode) {
-		must(n.t, errorOf(n.d.Pause(n.t.Context(), api.PauseRequest{Seconds: 600})))
+		n.pause(10 * time.Minute)
 		n.flush()
 		n.after(10 * time.Second)
-		must(n.t, errorOf(n.d.Restore(n.t.Context(), api.RestoreRequest{})))
+		n.restore(api.RestoreRequest{})
 		n.after(10 * time.Second)
 	}},
 	{"restored on request while observed", setup{mode: api.Observe}, func(n *kindNode) {
 		n.flush()
 		n.after(10 * time.Second)
-		must(n.t, errorOf(n.d.Restore(n.t.Context(), api.RestoreRequest{})))
+		n.restore(api.RestoreRequest{})
 		n.after(10 * time.Second)
 	}},
 	{"a decision, dismissed", setup{}, func(n *kindNode) {
-		n.stop()
-		n.missed()
-		n.restart(time.Hour, api.Heal)
-		n.after(10 * time.Second)
+		n.lostForAnHour()
 		must(n.t, errorOf(n.d.Dismiss(n.t.Context())))
 		n.after(10 * time.Second)
 	}},
 	{"a decision, restored on request", setup{}, func(n *kindNode) {
-		n.stop()
-		n.missed()
-		n.restart(time.Hour, api.Heal)
-		n.after(10 * time.Second)
-		must(n.t, errorOf(n.d.Restore(n.t.Context(), api.RestoreRequest{})))
+		n.lostForAnHour()
+		n.restore(api.RestoreRequest{})
 		n.after(10 * time.Second)
 	}},
 	{"a decision, and the owner writes", setup{}, func(n *kindNode) {
-		n.stop()
-		n.missed()
-		n.restart(time.Hour, api.Heal)
-		n.after(10 * time.Second)
+		n.lostForAnHour()
 		n.owner()
 		n.after(10 * time.Second)
 	}},
 	{"a restart in a pause", setup{}, func(n *kindNode) {
-		must(n.t, errorOf(n.d.Pause(n.t.Context(), api.PauseRequest{Seconds: 600})))
+		n.pause(10 * time.Minute)
 		n.flush()
 		n.after(10 * time.Second)
 		n.restart(10*time.Second, api.Heal)
 		n.after(10 * time.Second)
-		must(n.t, errorOf(n.d.Resume(n.t.Context())))
+		n.resume()
 		n.after(2 * pace.LastTry)
 	}},
 	{"a flush in a pause, and canaryd is down", setup{}, func(n *kindNode) {
-		must(n.t, errorOf(n.d.Pause(n.t.Context(), api.PauseRequest{Seconds: 600})))
+		n.pause(10 * time.Minute)
 		n.stop()
 		n.missed()
 		n.restart(10*time.Second, api.Heal)
 		n.after(10 * time.Second)
-		must(n.t, errorOf(n.d.Resume(n.t.Context())))
+		n.resume()
 		n.after(2 * pace.LastTry)
 	}},
 	{"observed, and healed by the next run", setup{mode: api.Observe}, func(n *kindNode) {
@@ -191,7 +182,7 @@ var kindStories = []struct {
 		n.refuse(true)
 		n.flush()
 		n.after(10 * time.Second)
-		must(n.t, errorOf(n.d.Pause(n.t.Context(), api.PauseRequest{Seconds: 60})))
+		n.pause(time.Minute)
 		n.refuse(false)
 		n.after(2 * time.Minute)
 	}},
@@ -249,32 +240,32 @@ var kindStories = []struct {
 	{"paused within the wait", setup{}, func(n *kindNode) {
 		n.flush()
 		time.Sleep(5 * time.Millisecond)
-		must(n.t, errorOf(n.d.Pause(n.t.Context(), api.PauseRequest{Seconds: 60})))
+		n.pause(time.Minute)
 		n.after(2 * time.Minute)
 	}},
 	{"twice in a pause", setup{}, func(n *kindNode) {
-		must(n.t, errorOf(n.d.Pause(n.t.Context(), api.PauseRequest{Seconds: 60})))
+		n.pause(time.Minute)
 		n.flush()
 		n.after(10 * time.Second)
 		n.flush()
 		n.after(2 * time.Minute)
 	}},
 	{"a pause that is extended", setup{}, func(n *kindNode) {
-		must(n.t, errorOf(n.d.Pause(n.t.Context(), api.PauseRequest{Seconds: 60})))
+		n.pause(time.Minute)
 		n.flush()
 		n.after(10 * time.Second)
-		must(n.t, errorOf(n.d.Pause(n.t.Context(), api.PauseRequest{Seconds: 120})))
+		n.pause(2 * time.Minute)
 		n.after(5 * time.Minute)
 	}},
 	{"a pause over a restart, whose owner writes while canaryd is down", setup{}, func(n *kindNode) {
-		must(n.t, errorOf(n.d.Pause(n.t.Context(), api.PauseRequest{Seconds: 600})))
+		n.pause(10 * time.Minute)
 		n.flush()
 		n.after(10 * time.Second)
 		n.stop()
 		n.owner()
 		n.restart(10*time.Second, api.Heal)
 		n.after(10 * time.Second)
-		must(n.t, errorOf(n.d.Resume(n.t.Context())))
+		n.resume()
 		n.after(2 * pace.LastTry)
 	}},
 	{"observed, and the next run observes, too", setup{mode: api.Observe}, func(n *kindNode) {
@@ -304,7 +295,15 @@ var kindStories = []struct {
 		n.flush()
 		n.after(10 * time.Second)
 		n.refuse(false)
-		must(n.t, errorOf(n.d.Restore(n.t.Context(), api.RestoreRequest{})))
+		n.restore(api.RestoreRequest{})
+		n.after(10 * time.Second)
+	}},
+	{"restored on request, and refused", setup{}, func(n *kindNode) {
+		n.pause(10 * time.Minute)
+		n.flush()
+		n.after(10 * time.Second)
+		n.refuse(true)
+		n.restore(api.RestoreRequest{})
 		n.after(10 * time.Second)
 	}},
 }

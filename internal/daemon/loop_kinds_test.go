@@ -39,6 +39,14 @@ func (n *kindNode) restart(down time.Duration, mode api.Mode) {
 	*n.rig, n.from = *next, 0
 }
 
+// lostForAnHour takes the rules while no canaryd runs, for too long to put them back unasked.
+func (n *kindNode) lostForAnHour() {
+	n.stop()
+	n.missed()
+	n.restart(time.Hour, api.Heal)
+	n.after(10 * time.Second)
+}
+
 // An account is all that canaryd says about a story, in words that do not depend on the kind of
 // table.
 type account struct {
@@ -181,7 +189,7 @@ var kindDiffers = map[string]func(iptables *account){
 	},
 	"a decision, restored on request": func(t *account) {
 		// One generation has all of iptables' tables, and the request has to name it.
-		t.Log = append(t.Log, "The rules are back: they were restored on request")
+		t.Log = slices.Insert(t.Log, len(t.Log)-1, "The rules are back: they were restored on request")
 		t.Records = []string{"proved, absent, at most"}
 		t.Metrics[replaysProved], t.Metrics["rules_absent_seconds"] = 1, 1
 		t.Back, t.Healthy = true, true

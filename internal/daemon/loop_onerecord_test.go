@@ -129,7 +129,7 @@ func TestARecordOfBothGoesOnOverARestart(t *testing.T) {
 		after  flushKinds // while a native table is refused
 	}{
 		"all is lost": {func(r *rig, _ *fakeNative) {
-			must(r.t, errorOf(r.d.Pause(r.t.Context(), api.PauseRequest{Seconds: 3600})))
+			r.pause(time.Hour)
 		}, flushKinds{6, 2, reload.Failed}},
 		"a native table is lost": {func(_ *rig, k *fakeNative) {
 			k.with(func() { k.refuses[proxyTable] = true })
@@ -157,7 +157,7 @@ func TestARecordOfBothGoesOnOverARestart(t *testing.T) {
 				s := next()
 				s.guarded = k
 				r := run(t, first.fake, s)
-				must(t, errorOf(r.d.Resume(t.Context())))
+				r.resume()
 				r.after(2 * pace.LastTry)
 				r.wantTables(before, nil)
 				r.wantKinds(test.after)
@@ -241,7 +241,7 @@ func TestFlushesOfBothAreFolded(t *testing.T) {
 // read them then. The next read shows them, and the loss ends.
 func TestAProofThatFailsAfterAPause(t *testing.T) {
 	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
-		must(t, errorOf(r.d.Pause(t.Context(), api.PauseRequest{Seconds: 60})))
+		r.pause(time.Minute)
 		k.flushRuleset()
 		r.settled()
 		k.with(func() {

@@ -341,7 +341,7 @@ func TestOwnersPutBackInAPause(t *testing.T) {
 		r := start(t, backend, setup{})
 		before := r.tables()
 		owner := func() { r.write(rules.Nat, sectionOf(before[rules.IPv4][rules.Nat])...) }
-		must(t, errorOf(r.d.Pause(t.Context(), api.PauseRequest{Seconds: 600})))
+		r.pause(10 * time.Minute)
 		outcomes := func(want ...api.Outcome) {
 			t.Helper()
 			var got []api.Outcome
@@ -378,7 +378,7 @@ func TestOwnersPutBackInAPause(t *testing.T) {
 		r.after(10 * time.Second)
 		outcomes(api.WaitingPaused, reload.Skipped)
 		r.wantNotReady("ipv4 nat")
-		must(t, errorOf(r.d.Resume(t.Context())))
+		r.resume()
 		r.after(10 * time.Second)
 		outcomes(reload.Proved, reload.Skipped)
 		r.wantBack(before, leftBy(t, backend, "flush-nat"))

@@ -242,7 +242,7 @@ func missingTexts(id rules.TableID, list []missing) (texts []string) {
 // whose grace is over. It leaves a loss of marks as it is.
 func (d *Daemon) countFromDeletion(st *state, id rules.TableID, f canary.Finding) {
 	l := st.loss
-	if l.logged || l.known() || f.MarkLost || st.native.loss != nil && st.native.loss.openRecord == l.openRecord {
+	if l.logged || l.known() || f.MarkLost || st.holder(l.openRecord, &l.answer) != nil {
 		return
 	}
 	began := func(since, noticed, inForce time.Time) {

@@ -368,7 +368,7 @@ func (d *Daemon) nativeFailed(ctx context.Context, st *state, err error) {
 	if l.fail(err); errors.Is(err, nft.ErrStale) || errors.Is(err, nft.ErrInterrupted) {
 		l.retry.In(pace.FirstTry, time.Now())
 	}
-	if st.heals() { // else a read failed, and no replay
+	if st.heals() || l.asked { // else a read failed, and no replay
 		l.record.Attempts = max(l.record.Attempts, l.attempts)
 		for id := range l.hit {
 			if t := st.native.tables[id]; t != nil && t.lost() {

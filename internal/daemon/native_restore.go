@@ -65,17 +65,20 @@ func (d *Daemon) restoreNative(ctx context.Context, st *state, dry bool) []api.N
 			break
 		}
 		d.recordAsked(ctx, st, plan.repairs)
+		r.loss.asked = true
 		var written []native.Repair
 		written, last = d.replayNative(ctx, st, plan)
 		d.endAsked(ctx, st, asked, written)
 		if last == nil {
-			r.loss.asked = true
 			d.nativeRecovered(ctx, st)
 			break
 		}
 		if !errors.Is(last, nft.ErrStale) && !errors.Is(last, nativestore.ErrOwnerWrote) {
 			break
 		}
+	}
+	if last != nil && !dry && r.loss != nil && r.loss.shown() {
+		d.nativeFailed(ctx, st, last)
 	}
 	return asked.rows(r.tables, dry, last)
 }
@@ -138,7 +141,7 @@ var (
 	// errOwnerFaster: its owner has written a table while it was put back.
 	errOwnerFaster = errors.New("its owner has written it meanwhile")
 	// errOwnerOnly: a lost table was left out, so canaryd has none of its content.
-	errOwnerOnly = errors.New("it had too many rules and elements (--max-rules); its owner has to write it again, or `canaryd dismiss` accepts it")
+	errOwnerOnly = errors.New("it was too large to keep (--max-rules); its owner has to write it again, or `canaryd dismiss` accepts it")
 )
 
 // endAsked ends the records of the tables that a restore wrote, as far as that is proved. An

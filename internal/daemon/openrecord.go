@@ -144,6 +144,16 @@ func (st *state) answers() (list []*answer) {
 	return list
 }
 
+// holder returns the open loss that holds the record besides one; nil: there is none.
+func (st *state) holder(o *openRecord, besides *answer) *answer {
+	for _, a := range st.answers() {
+		if a.openRecord == o && a != besides {
+			return a
+		}
+	}
+	return nil
+}
+
 // openRecords returns the open records, each once.
 func (st *state) openRecords() (list []*openRecord) {
 	for _, a := range st.answers() {
@@ -251,19 +261,17 @@ func (d *Daemon) endLoss(ctx context.Context, st *state, log klog.Logger, a *ans
 	if e != nil {
 		o.ended = o.ended.with(*e)
 	}
-	for _, other := range st.answers() {
-		if other.openRecord == o {
-			if o.record.Outcome == reload.Failed && other.failed == nil { // only the ended loss had failed
-				o.record.Outcome, o.record.Detail = api.Pending, ""
-				if st.pause.on() {
-					o.record.Outcome = api.WaitingPaused
-				}
+	if other := st.holder(o, a); other != nil {
+		if o.record.Outcome == reload.Failed && other.failed == nil { // only the ended loss had failed
+			o.record.Outcome, o.record.Detail = api.Pending, ""
+			if st.pause.on() {
+				o.record.Outcome = api.WaitingPaused
 			}
-			if other.attempts > 0 { // else it may end in a moment, and be counted in another record
-				d.keepOpen(ctx, o)
-			}
-			return
 		}
+		if other.attempts > 0 { // else it may end in a moment, and be counted in another record
+			d.keepOpen(ctx, o)
+		}
+		return
 	}
 	if o.ended.outcome == "" {
 		if a.logged {

@@ -94,6 +94,9 @@ func (d *Daemon) Restore(ctx context.Context, r api.RestoreRequest) (reply api.R
 		case !r.DryRun && reply.Proved():
 			d.dropUnread(ctx, st, func(u reload.Unread) bool { return u.Native == isNative && (!isNative || u.Table == kept.Name) })
 		}
+		if err == nil && reply.Refused == "" && !r.DryRun && !isNative {
+			onrequest.LogRestored(ctx, reply, "outcomes", reply.Outcomes)
+		}
 		return err
 	})
 	return reply, err
@@ -207,7 +210,6 @@ func (d *Daemon) takeReplay(ctx context.Context, st *state, job reload.Job, resu
 		}
 	}
 	st.looking.plan(time.Now())
-	onrequest.LogRestored(ctx, reply, "outcomes", reply.Outcomes)
 	if st.loss != nil {
 		st.loss.asked = true
 		if d.concludeHeal(ctx, st, &nativeRide{}, result, nil); st.loss != nil {

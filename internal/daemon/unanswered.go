@@ -128,7 +128,7 @@ func (d *Daemon) closeUnanswered(ctx context.Context, st *state) {
 	}
 	for _, r := range st.unanswered {
 		r.Outcome = api.Interrupted
-		if len(r.Lost.Tables) == 0 && st.native.back(r.Native) {
+		if len(r.Lost.Tables) == 0 && len(r.Native) > 0 && st.native.back(r.Native) {
 			r.Outcome = reload.Skipped
 			d.cfg.Metrics.ObserveRecovery(flushes.EndAbsence(&r, time.Now()), r.Standby)
 			st.journal.Rewrite(r)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -63,7 +64,15 @@ func LogRestored(ctx context.Context, reply api.RestoreReply, values ...any) {
 	if reply.Undo != "" {
 		values = append(values, "undo", reply.Undo)
 	}
-	severity.Notices(klog.FromContext(ctx)).Info("Restored on request", values...)
+	log, says := severity.Notices(klog.FromContext(ctx)), "Restored on request"
+	failed := slices.ContainsFunc(reply.Native, func(n api.NativeRestored) bool { return n.Outcome == reload.Failed })
+	for _, outcome := range reply.Outcomes {
+		failed = failed || outcome == reload.Failed
+	}
+	if failed {
+		log, says = severity.Warnings(klog.FromContext(ctx)), "A restore on request has failed"
+	}
+	log.Info(says, values...)
 }
 
 // RenderFamilies returns a generation as iptables-restore input, of one family or, if only is

@@ -220,8 +220,8 @@ func TestAllWaysToABackendCount(t *testing.T) {
 		want   bool
 	}{
 		"one with the mark": {[]nat.Chain{marked}, true}, "one without": {[]nat.Chain{unmarked}, false}, "both": {[]nat.Chain{marked, unmarked}, false},
-		"one that leads elsewhere": {[]nat.Chain{marked, &chain{dnat("10.244.1.2:8081")}}, true}, "one that may lead there": {[]nat.Chain{marked, &chain{way(nat.DNAT)}}, false},
-		"one that is unclear": {[]nat.Chain{marked, &chain{way(nat.Unclear)}}, false},
+		"a second chain leads elsewhere": {[]nat.Chain{marked, &chain{dnat("10.244.1.2:8081")}}, true}, "a second chain may lead there": {[]nat.Chain{marked, &chain{way(nat.DNAT)}}, false},
+		"a second chain is unclear": {[]nat.Chain{marked, &chain{way(nat.Unclear)}}, false},
 	} {
 		hooks := []nat.Hooks{masquerade}
 		for _, c := range test.chains {
@@ -258,6 +258,6 @@ func TestStrangeRulesEndTheWalk(t *testing.T) {
 		}
 	}
 	if !nat.New(someSite{}, nil).Empty() || tr.Empty() {
-		t.Error("whether there is anything that translates is not what the rules say")
+		t.Error("Empty disagrees with the rules")
 	}
 }
