@@ -60,6 +60,7 @@ func (r *rig) wantLeftOut(tables ...string) {
 const (
 	logLeftOut  = "A native table is left out: it is NOT guarded"
 	logReturned = "A native table is no longer left out"
+	logShrunk   = "A native table that was left out has lost most of its rules and elements"
 )
 
 // logs fails unless the log says so often that the table is left out, and that it is not any
@@ -184,7 +185,10 @@ func TestNativeLeftOutIsTaken(t *testing.T) {
 				r.after(3 * time.Second)
 				if test.want == "" {
 					r.wantReady()
-					r.logs(1, 1)
+					r.logs(1, 0)
+					if got := strings.Count(r.log.String(), logShrunk); got != 1 {
+						t.Errorf("the log says %d times that most of it is lost", got)
+					}
 					return
 				}
 				r.wantNotReady("table inet big is " + test.want)

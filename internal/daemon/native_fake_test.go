@@ -481,7 +481,7 @@ func (k *fakeNative) Capture(wanted func(nft.Table) bool) (*native.Ruleset, erro
 	return r, errors.Join(k.fault(), k.brokenReads)
 }
 
-// limit sets a limit of the rules and elements of all tables.
+// limit sets a limit of the size of all tables, where an element is as large as a rule.
 func (k *fakeNative) limit(most int) {
 	k.weights, k.read = map[tableid.TableID]nft.Weight{}, map[tableid.TableID]int{}
 	k.budget = nft.NewBudget(most, func(p, q nft.Weighed[tableid.TableID]) int {

@@ -15,8 +15,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// This file has the native tables that are left out, because all native tables have more rules
-// and elements than canaryd keeps. canaryd knows such a table by its name and its deeds only.
+// This file has the native tables that are left out, because all native tables together are larger
+// than canaryd keeps. canaryd knows such a table by its name and its deeds only.
 
 const (
 	// countEvery is the shortest interval between two counts of a table that is left out and has
@@ -27,26 +27,30 @@ const (
 
 // A nativeLeftOut describes a table that is left out. Its nativeTable has no content.
 type nativeLeftOut struct {
-	units int       // at the last count, which ends where the table is too large
-	taken int       // rules and elements that commits have taken since
+	units int       // its size in rules at the last count, which ends where the table is too large
+	taken int       // sevenths of rules that commits have taken since: a set's element is one
 	next  time.Time // not before: the next count
 }
 
-// take notes the deed of a commit. A table that was deleted, or has lost half of the rules and
-// elements of the last count, is counted without delay. o may be nil.
+// take notes the deed of a commit. A table that was deleted, or has lost half of its size at the
+// last count, is counted without delay. o may be nil.
 func (o *nativeLeftOut) take(deed nativeDeed) {
 	if o == nil {
 		return
 	}
-	for _, all := range []map[string]int{deed.Rules, deed.Elements} {
-		for _, n := range all {
-			o.taken += n
-		}
+	for _, n := range deed.Rules {
+		o.taken += 7 * n
 	}
-	if deed.Deleted || 2*o.taken > o.units {
+	for _, n := range deed.Elements {
+		o.taken += n
+	}
+	if deed.Deleted || o.lostHalf() {
 		o.next = time.Time{}
 	}
 }
+
+// lostHalf reports whether commits have taken half of the size at the last count.
+func (o *nativeLeftOut) lostHalf() bool { return 2*o.taken > 7*o.units }
 
 var errNativeTooMany = errors.New("native tables are larger than canaryd keeps: raise --max-rules and the memory limit, or remove rules and elements that are not needed")
 
@@ -65,11 +69,11 @@ func (d *Daemon) takeNativeLeftOut(ctx context.Context, st *state, seen *native.
 	r, now := &st.native, time.Now()
 	for id, w := range seen.LeftOut {
 		t := r.tables[id]
+		if r.immune[id] || t != nil && t.out != nil && !counted[id] {
+			continue
+		}
 		if t == nil {
 			t = &nativeTable{wrote: now}
-		}
-		if t.out != nil && !counted[id] {
-			continue
 		}
 		if t.out == nil || t.lost() {
 			d.leaveNativeOut(ctx, st, id, t, w)
@@ -85,8 +89,8 @@ func (d *Daemon) takeNativeLeftOut(ctx context.Context, st *state, seen *native.
 	}
 }
 
-// leaveNativeOut drops the content of a table that is left out from now on. A loss of the
-// table is over: its owner has written it.
+// leaveNativeOut drops the content of a table that is left out from now on. A loss of the table is
+// over: it exists.
 func (d *Daemon) leaveNativeOut(ctx context.Context, st *state, id tableid.TableID, t *nativeTable, w nft.Weight) {
 	r := &st.native
 	left := &nativeTable{want: &native.Table{ID: id}, deeds: t.deeds, wrote: t.wrote, out: &nativeLeftOut{},
@@ -98,7 +102,7 @@ func (d *Daemon) leaveNativeOut(ctx context.Context, st *state, id tableid.Table
 		r.disk.moved(time.Now())
 	}
 	if r.tables[id] = left; t.out == nil {
-		severity.Warnings(r.comings.log(ctx)).Error(errNativeTooMany, "A native table is left out: it is NOT guarded", "table", id.NFT(), "rulesAtLeast", w.Units())
+		severity.Warnings(r.comings.log(ctx)).Error(errNativeTooMany, "A native table is left out: it is NOT guarded", "table", id.NFT(), "sizeInRules", w.Units())
 	}
 }
 
@@ -108,7 +112,12 @@ func (t *nativeTable) returned(log klog.Logger, now *native.Table) {
 		return
 	}
 	chains, rules, elements := now.Counts()
-	severity.Notices(log).Info("A native table is no longer left out", "table", now.ID.NFT(), "chains", chains, "rules", rules, "elements", elements)
+	log = log.WithValues("table", now.ID.NFT(), "chains", chains, "rules", rules, "elements", elements)
+	if t.out.lostHalf() && 2*(7*rules+elements) < 7*t.out.units { // its owner has not only rewritten it
+		severity.Warnings(log).Info("A native table that was left out has lost most of its rules and elements; canaryd guards the rest, and its owner has to check it")
+	} else {
+		severity.Notices(log).Info("A native table is no longer left out")
+	}
 	t.out = nil
 }
 

@@ -268,13 +268,11 @@ func (d *Daemon) reportNative(ctx context.Context, st *state, id tableid.TableID
 	}
 	room := flushes.DiffRoom()
 	d.write(ctx, record, flushes.NativeDiff([]flushes.LostTable{{Want: t.want, Now: now}}, &room))
-	choices := []any{"acceptTheLoss", dismissCommand}
-	if t.out == nil {
-		choices = append([]any{"bringThemBack", restoreCommand}, choices...)
+	values := []any{"flush", record.ID, "tables", id.NFT() + " " + string(t.finding.Verdict)}
+	if t.out == nil { // else its content is not known, and canaryd cannot bring it back
+		values = append(values, "rules", record.Lost.Rules, "chains", record.Lost.Chains, "elements", record.Lost.Elements, "bringThemBack", restoreCommand)
 	}
-	klog.FromContext(ctx).WithValues(choices...).Error(errors.New(t.finding.Why), awaitDecision,
-		"flush", record.ID, "tables", id.NFT()+" "+string(t.finding.Verdict), "rules", record.Lost.Rules, "chains", record.Lost.Chains, "elements", record.Lost.Elements,
-		"by", flushes.CulpritsText(record))
+	klog.FromContext(ctx).Error(errors.New(t.finding.Why), awaitDecision, append(values, "acceptTheLoss", dismissCommand, "by", flushes.CulpritsText(record))...)
 }
 
 // nativeBack notes that a table is as its owner wants it: its open losses are over. stands is

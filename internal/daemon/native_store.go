@@ -71,6 +71,9 @@ func (d *Daemon) saveNative(ctx context.Context, st *state) {
 	for _, id := range r.ids() {
 		t := r.tables[id]
 		if t.out != nil {
+			if t.lost() {
+				stored.Gone = append(stored.Gone, id)
+			}
 			continue
 		}
 		row := nativestore.Row{Witness: t.witness, Verdict: t.finding.Verdict, Held: t.held, HeldFor: t.heldFor,
@@ -143,6 +146,12 @@ func (d *Daemon) recallNative(ctx context.Context, st *state) {
 		}
 		r.tables[g.Table.ID] = t
 		d.hold(st, t, s.Held)
+	}
+	for _, id := range stored.Gone {
+		if r.tables[id] == nil && d.cfg.Native.Protects(id) {
+			r.tables[id] = &nativeTable{want: &native.Table{ID: id}, out: &nativeLeftOut{}, wrote: now, missed: true,
+				finding: native.Finding{Verdict: native.TableDeleted, Why: "it was deleted before canaryd was restarted; " + errOwnerOnly.Error()}}
+		}
 	}
 	r.disk.kept = d.cfg.Native.Store.List()
 	d.noteOverLimit(ctx, r, r.overLimit)

@@ -33,7 +33,7 @@ func (s *Store) Return(kernel Kernel, want Generation, uptime func() time.Durati
 // ErrNotProtected means that --protect does not name the table.
 var ErrNotProtected = errors.New("--protect does not name it")
 
-// ErrTooLarge means that a table is left out, because all tables have too many rules and elements.
+// ErrTooLarge means that a table is left out, because all tables together are too large.
 var ErrTooLarge = errors.New("it exists and is too large to be read: raise --max-rules and the memory limit")
 
 // MayRestore returns why a stored generation must not be put into force here; nil if it may be.

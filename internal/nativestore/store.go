@@ -66,6 +66,8 @@ type Stored struct {
 	// Confirmed is how long the machine had been up when all tables were last known to be in force.
 	Confirmed time.Duration `json:"confirmed"`
 	Tables    []Row         `json:"tables"`
+	// Gone are lost tables that were too large to keep: the node stays unhealthy after a restart.
+	Gone []tableid.TableID `json:"gone,omitempty"`
 
 	foreign string          // why it does not apply here, so that Tables is empty; "" if it does
 	Unread  []reload.Unread `json:"-"` // unreadable files, perhaps of this boot

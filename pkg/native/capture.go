@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"syscall"
 	"time"
 
@@ -67,18 +68,22 @@ func capture(conn *nft.Conn, wanted func(nft.Table) bool, k knowledge) (*Ruleset
 	r := &Ruleset{Genid: genid, At: time.Now(), Tables: map[tableid.TableID]*Table{}, uses: map[tableid.TableID][]uint32{},
 		known: map[tableid.TableID]knownTable{}}
 	var ids []tableid.TableID
-	weights := map[tableid.TableID]nft.Weight{} // without those of deleted tables
+	// The weights are those of tables that exist and are not read now, or that are left out.
+	weights, left := map[tableid.TableID]nft.Weight{}, k.budget.Left()
 	err = conn.EachTable(func(t nft.Table) error {
-		id := t.Family.Table(t.Name)
-		if w, known := k.budget.weights[id]; known {
+		id, take := t.Family.Table(t.Name), wanted(t)
+		_, out := left[id]
+		if w, known := k.budget.weights[id]; known && (out || !take) {
 			weights[id] = w
 		}
-		if wanted(t) {
+		if take {
 			ids = append(ids, id)
 		}
 		return nil
 	})
 	k.budget.weights = weights
+	k.budget.Choose(weights)
+	dropped := map[tableid.TableID]nft.Weight{}
 	for i := 0; i < len(ids) && err == nil; i++ {
 		var w nft.Weight
 		f := k.of(genid, ids[i])
@@ -88,12 +93,15 @@ func capture(conn *nft.Conn, wanted func(nft.Table) bool, k knowledge) (*Ruleset
 		} else if w, err = readTable(conn, r, ids[i], f, k.budget.mostOf(ids[i])); errors.Is(err, nft.ErrEnough) {
 			err = nil
 		}
-		for id := range k.budget.take(ids[i], w) {
+		for id, w := range k.budget.take(ids[i], w) {
 			delete(r.Tables, id)
 			delete(r.known, id)
+			dropped[id] = w
 		}
 	}
-	r.LeftOut, r.budget = k.budget.Left(), k.budget
+	r.LeftOut, r.budget = dropped, k.budget
+	maps.Copy(r.LeftOut, k.budget.Left())
+	maps.DeleteFunc(r.LeftOut, func(id tableid.TableID, _ nft.Weight) bool { return r.Tables[id] != nil })
 	after, again := conn.Genid()
 	switch {
 	case again != nil:
@@ -227,7 +235,8 @@ func (rd *reader) readElements() error {
 		s := &rd.t.Sets[i]
 		if heard := rd.followed.sealed(s); heard != nil {
 			s.Elements = heard.Elements
-			if err := rd.scale.add(heard.weight); err != nil {
+			own := weightOf(s.Attrs) // which readSets has added
+			if err := rd.scale.add(nft.Weight{Rules: heard.weight.Rules, Bytes: heard.weight.Bytes - own.Bytes}); err != nil {
 				return err
 			}
 			continue

@@ -12,7 +12,7 @@
 // A guard of tables opens a [Kernel] with [LateKernel.Wake]. Its Follow returns the same tables as
 // a Capture, but from the kernel's notifications. It reads a table again only where these do not
 // suffice. Its Hear returns each [Commit] with its deeds: the objects that the commit added and
-// removed. Above a limit of all rules and elements, it leaves out the largest tables
+// removed. Above a limit of their size together, it leaves out the largest tables
 // ([Ruleset].LeftOut).
 //
 // [Judge] compares a table before and after, weighs the deeds, and returns a [Finding]. A witness

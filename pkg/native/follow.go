@@ -113,7 +113,7 @@ func (f *follower) end(genid uint32, now time.Time) {
 		}
 		touched[m.id] = t
 		err := t.apply(nft.Notification{Kind: m.kind, Attrs: m.attrs, Append: m.append}, now)
-		if err != nil || f.most > 0 && t.added > f.most { // a read is broken off
+		if err != nil || f.most > 0 && t.added.Units() > f.most { // a read is broken off
 			delete(f.tables, m.id)
 		}
 	}
@@ -191,7 +191,7 @@ type followed struct {
 	objects objectList[objectKey, *Object]
 	in      contents
 	weight  nft.Weight
-	added   int // rules and elements that this commit has added so far
+	added   nft.Weight // rules and elements that this commit has added so far
 	// deleted has the handles of objects deleted with a rule in this commit. The kernel may notify
 	// of them or not.
 	deleted map[uint64]bool
@@ -317,7 +317,7 @@ func (f *followed) newTable(attrs []byte, now time.Time) error {
 // After an error the table must be read again.
 func (f *followed) finish() error {
 	clear(f.deleted)
-	f.added = 0
+	f.added = nft.Weight{}
 	for c := range f.touchedChains {
 		if err := c.finish(); err != nil {
 			return err

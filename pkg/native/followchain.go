@@ -129,7 +129,7 @@ func (f *followed) newRule(d decoded, attrs []byte, appended bool) error {
 	if c == nil {
 		return nft.ErrUnplaced
 	}
-	f.added++
+	f.added.Add(len(d.attrs))
 	return f.list(c).Add(d.handle, handleBefore(attrs), appended, Rule{d.handle, d.attrs})
 }
 

@@ -119,7 +119,7 @@ func (f *followed) elements(attrs []byte, deleted bool, now time.Time) error {
 			s.lose(e)
 			return
 		}
-		f.added++
+		f.added.Bytes += elementBytes + len(e)
 		s.take(e.later(now.Sub(f.at)))
 	})
 }

@@ -20,8 +20,8 @@ type LateKernel struct {
 
 // NewLateKernel returns a LateKernel that is not open yet. It sends transactions from the netlink
 // address port. own reports whether a commit with that address and process is canaryd's own.
-// most is how many rules and elements it keeps of all tables, long ones counted more than once; 0:
-// no limit. Above it the largest tables are left out (Ruleset.LeftOut).
+// most is the size of all tables that it keeps, in rules of usual length; 0: no limit. Above it
+// the largest tables are left out (Ruleset.LeftOut).
 func NewLateKernel(port uint32, own func(port, pid uint32) bool, most int) *LateKernel {
 	return &LateKernel{port: port, own: own, most: most}
 }

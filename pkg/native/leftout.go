@@ -7,7 +7,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// This file leaves tables out while all tables have more rules and elements than are kept.
+// This file leaves tables out while all tables together are larger than the limit.
 
 const (
 	// objectBytes is the memory of a chain, set, object or flowtable besides its attributes. A
@@ -32,7 +32,7 @@ func newBudget(most int) budget {
 }
 
 // mostOf returns the weight at which the read of a table is broken off; 0: it is read whole. A
-// table that is left out is read up to the weight at which it may return.
+// read of a table that is left out ends at the largest weight with which the table may return.
 func (b budget) mostOf(id tableid.TableID) int {
 	most, left := b.Most(), b.Left()
 	if _, is := left[id]; !is || most == 0 {
