@@ -20,7 +20,7 @@ import (
 
 // A Tracker knows the node's flows: conntrack.Kernel, but for tests.
 type Tracker interface {
-	Look() (nat.Site, error)
+	Look(ctx context.Context) (nat.Site, error)
 	Sweep(ctx context.Context, f rules.Family, since time.Time, by conntrack.Rules) (conntrack.Deleted, error)
 }
 
@@ -126,7 +126,7 @@ func (d *Daemon) runSweeps(ctx context.Context) {
 // logged and counted; no replay waits for it.
 func (d *Daemon) sweep(ctx context.Context, f rules.Family, since time.Time, s sweep) {
 	log := klog.FromContext(ctx)
-	site, err := d.cfg.Flows.Look()
+	site, err := d.cfg.Flows.Look(ctx)
 	var deleted conntrack.Deleted
 	if err == nil {
 		translations := nat.New(site, s.generation.NatHooks(f), native.NatHooks(s.native, f))

@@ -33,7 +33,7 @@ type flows struct {
 	err   error
 }
 
-func (*flows) Look() (nat.Site, error) { return nodeSite{}, nil }
+func (*flows) Look(context.Context) (nat.Site, error) { return nodeSite{}, nil }
 
 func (f *flows) Sweep(ctx context.Context, family rules.Family, since time.Time, by conntrack.Rules) (conntrack.Deleted, error) {
 	deleted := conntrack.Deleted{ByProtocol: map[uint8]int{}}

@@ -14,9 +14,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A conn is a socket to conntrack. vishvananda/netlink's ConntrackFlow is not used: it holds the
-// whole table in memory, and reads no ports of SCTP (v1.3.1). Its socket is not used either: it
-// takes 130 KB of memory for each answer.
+// A conn is a socket to conntrack, or to the routes. vishvananda/netlink's ConntrackFlow is not
+// used: it holds the whole table in memory, and reads no ports of SCTP (v1.3.1). Its socket is not
+// used either: it takes 130 KB of memory for each answer.
 type conn struct {
 	fd       int
 	sequence uint32
@@ -38,12 +38,12 @@ const (
 	msgDelete = unix.NFNL_SUBSYS_CTNETLINK<<8 | nl.IPCTNL_MSG_CT_DELETE
 )
 
-var errInterrupted = errors.New("conntrack's table was resized during the dump")
+var errInterrupted = errors.New("the table was changed or resized during the dump")
 
-// dial opens a socket to conntrack for one sweep. A message may take as long as patience, or
-// less if ctx ends before.
-func dial(ctx context.Context) (*conn, error) {
-	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
+// dial opens a socket of a netlink protocol for one sweep. A message may take as long as patience,
+// or less if ctx ends before.
+func dial(ctx context.Context, protocol int) (*conn, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, protocol)
 	if err != nil {
 		return nil, err
 	}
@@ -65,8 +65,8 @@ func dial(ctx context.Context) (*conn, error) {
 func (c *conn) Close() { _ = unix.Close(c.fd) }
 
 // ask sends a request and calls take with each message of the answer. A message is valid until
-// take returns. kind is msgGet or msgDelete, and flags are netlink's. The error is the
-// kernel's, or errInterrupted if a dump may lack flows.
+// take returns. kind is a request, such as msgGet, and flags are netlink's. The error is the
+// kernel's, or errInterrupted if a dump may lack entries.
 func (c *conn) ask(ctx context.Context, f tableid.Family, kind, flags int, attributes []byte, take func(message []byte)) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -154,7 +154,7 @@ func refusal(body []byte) error {
 		return nil
 	}
 	if errno := int32(binary.NativeEndian.Uint32(body)); errno != 0 {
-		return fmt.Errorf("conntrack says: %w", unix.Errno(-errno))
+		return fmt.Errorf("the kernel says: %w", unix.Errno(-errno))
 	}
 	return nil
 }

@@ -8,7 +8,7 @@
 //
 // A TCP flow that has seen an answer is a connection, wherever it leads, and never ended.
 //
-// [Kernel.Look] reads the node's addresses. [nat.Translations] computes how the nat rules translate
+// [Kernel.Look] reads the node's addresses and routes. [nat.Translations] computes how the nat rules translate
 // on that node, and [Kernel.Sweep] ends the flows that these [Rules] would translate differently.
 // After an error, [Deleted] still counts the ended flows.
 //
@@ -85,7 +85,7 @@ func (k Kernel) Sweep(ctx context.Context, f tableid.Family, since time.Time, ru
 	if !since.IsZero() {
 		s.since = since.Add(-clockStep)
 	}
-	conn, err := dial(ctx)
+	conn, err := dial(ctx, unix.NETLINK_NETFILTER)
 	if err != nil {
 		return s.deleted, fmt.Errorf("opening a socket to conntrack: %w", err)
 	}

@@ -308,13 +308,32 @@ func dropNetAdmin() error {
 func TestSite(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "ip")
-		nstest.CommandInput(t, "link add bridge0 type bridge\naddr add 172.17.0.1/16 dev bridge0\naddr add fd00:17::1/64 dev bridge0 nodad\nlink set bridge0 up\n",
-			"ip", "-batch", "-")
-		site, err := conntrack.Kernel{}.Look()
+		nstest.CommandInput(t, `link add bridge0 type bridge
+link add uplink0 type bridge
+link add other0 type bridge
+link add bare0 type bridge
+addr add 172.17.0.1/16 dev bridge0
+addr add fd00:17::1/64 dev bridge0 nodad
+addr add 192.0.2.1/24 dev uplink0
+addr add 2001:db8::1/64 dev uplink0 nodad
+addr add 198.18.0.1/24 dev other0
+link set bridge0 up
+link set uplink0 up
+link set other0 up
+link set bare0 up
+route add 10.8.0.0/24 via 172.17.0.3
+route add default via 192.0.2.254 table 7
+route add 10.9.0.0/24 nexthop via 192.0.2.9 nexthop via 198.18.0.9
+route add local 10.10.0.0/16 dev lo
+route add 10.11.0.0/24 dev bare0
+route add fd00:8::/64 via fd00:17::3
+`, "ip", "-batch", "-")
+		site, err := conntrack.Kernel{}.Look(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		for text, want := range map[string]bool{"172.17.0.1": true, "fd00:17::1": true, "127.0.0.7": true, "::1": true, "172.17.0.2": false, "fd00:17::2": false} {
+		for text, want := range map[string]bool{"172.17.0.1": true, "fd00:17::1": true, "127.0.0.7": true, "::1": true, "172.17.0.2": false, "fd00:17::2": false,
+			"10.10.7.7": true, "10.8.0.1": false, "172.17.255.255": false} {
 			if got := site.Local(netip.MustParseAddr(text)); got != want {
 				t.Errorf("%s is the node's own: %t, want %t", text, got, want)
 			}
@@ -325,6 +344,12 @@ func TestSite(t *testing.T) {
 		}{
 			{"bridge0", "172.17.200.3", true}, {"bridge0", "fd00:17::3", true}, {"bridge0", "172.18.0.3", false}, {"lo", "172.17.200.3", false},
 			{"gone0", "172.17.200.3", true},
+			// The networks behind routes: through a container, of another table, by two ways.
+			{"bridge0", "10.8.0.5", true}, {"bridge0", "fd00:8::5", true}, {"bridge0", "198.51.100.7", false},
+			{"uplink0", "198.51.100.7", true}, {"uplink0", "172.17.200.3", true}, {"uplink0", "fd00:8::5", false}, {"uplink0", "fe80::5", true},
+			{"other0", "10.9.0.5", true}, {"other0", "10.8.0.5", false},
+			{"bare0", "198.51.100.7", true}, // without an address
+			{"other0", "fd00:8::5", true},   // without an IPv6 address
 		} {
 			if got := site.Beyond(test.iface, netip.MustParseAddr(test.address)); got != test.want {
 				t.Errorf("%s may be beyond %s: %t, want %t", test.address, test.iface, got, test.want)

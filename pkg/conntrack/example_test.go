@@ -16,7 +16,7 @@ func ExampleKernel_Sweep() {
 	var generation rules.Generation // the rules that are in force again
 	var lastComplete time.Time      // when nat was last seen complete
 	var kernel conntrack.Kernel
-	site, err := kernel.Look()
+	site, err := kernel.Look(context.Background())
 	if err != nil {
 		panic(err)
 	}

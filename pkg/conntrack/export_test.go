@@ -57,7 +57,7 @@ func Create(f rules.Family, flows ...Made) error {
 func Change(f rules.Family, flows ...Made) error { return write(f, 0, flows...) }
 
 func write(f rules.Family, flags int, flows ...Made) error {
-	c, err := dial(context.Background())
+	c, err := dial(context.Background(), unix.NETLINK_NETFILTER)
 	if err != nil {
 		return err
 	}

@@ -5,9 +5,11 @@
 // returns each [Way] that a packet may take at a rule. Its base chains are [Hooks]. [New] joins the
 // Hooks of all kinds to the [Translations] of a node, a [Site].
 //
-// The package knows less than the kernel, but its positive answers are certain. Some conditions do
-// not follow from addresses, ports and marks: a probability, or a set that rules fill. A rule with
-// such a condition returns several ways, and the walk follows all of them.
+// The package knows less than the kernel, but its positive answers are certain by the rules that it
+// has. Some conditions do not follow from addresses, ports and marks: a probability, or a set that
+// rules fill. A rule with such a condition returns several ways, and the walk follows all of them.
+// Rules that no Hooks have are not known: other owners' rules before the jumps, and rules of
+// mangle that change a mark between two hooks.
 //
 // Translations count their steps, and chains read their rules late: both are for one goroutine.
 package nat
@@ -15,7 +17,6 @@ package nat
 import (
 	"cmp"
 	"net/netip"
-	"slices"
 )
 
 // The protocols whose flows nat translates by port, by their numbers.
@@ -180,12 +181,15 @@ func (t *Translations) Translates(flow Flow) bool { return t.changes(t.entry(flo
 //
 // A flow of the node's own is uncertain, because it may already have the address that a
 // masquerade would give it. A loopback address is the exception: no masquerade gives a
-// loopback address.
+// loopback address. A flow to a backend on the node itself passes no Postrouting.
 func (t *Translations) Masquerades(flow Flow, backend netip.AddrPort) bool {
 	if from := flow.Source.Addr(); t.site.Local(from) && !from.IsLoopback() {
 		return false
 	}
 	leads, p := false, t.entry(flow)
+	if p.Hook == Prerouting && t.site.Local(backend.Addr()) {
+		return false
+	}
 	for _, c := range t.hooks[p.Hook] {
 		w := t.walk(p, c, backend)
 		if w.unclear {
@@ -212,12 +216,24 @@ func (t *Translations) entry(flow Flow) Packet {
 }
 
 // changes reports whether a base chain of the packet's hook certainly changes the packet's
-// destination, or its source at Postrouting. The kernel takes the first translation that fits.
+// destination, or its source at Postrouting. The kernel takes the first translation of all base
+// chains, in an order that is not known here, even one to the same place.
 func (t *Translations) changes(p Packet) bool {
-	return slices.ContainsFunc(t.hooks[p.Hook], func(c Chain) bool {
-		w := t.walk(p, c, netip.AddrPort{})
-		return w.changes && !w.escapes && !w.unclear
-	})
+	for chains := t.hooks[p.Hook]; ; {
+		changed, mark := false, p.Mark
+		for _, c := range chains {
+			w := t.walk(p, c, netip.AddrPort{})
+			if w.unclear || w.keeps {
+				return false
+			}
+			changed = changed || w.changes && !w.left.reached
+			mark = w.left.join(course{mark, true}).Mark
+		}
+		if mark == p.Mark || len(chains) == 1 {
+			return changed
+		}
+		p.Mark = mark // a chain may set the mark for the next
+	}
 }
 
 // changedBy reports whether a way certainly changes the packet as its hook does.

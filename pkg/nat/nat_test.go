@@ -68,6 +68,17 @@ func (k *kernel) through(c nat.Chain) nat.Way {
 	return nat.Way{Verdict: nat.Return}
 }
 
+// throughAll returns the way on which the packet leaves the base chains of a hook. The first
+// translation is the last.
+func (k *kernel) throughAll(chains ...*chain) (end nat.Way) {
+	for _, c := range chains {
+		if end = k.through(c); end.Verdict != nat.Return && end.Verdict != nat.Leave {
+			break
+		}
+	}
+	return end
+}
+
 // someSite is a node with the address 192.0.2.1.
 type someSite struct{}
 
@@ -138,12 +149,21 @@ func TestAnswersAreCertain(t *testing.T) {
 				}
 			}
 		}
-		tr := nat.New(someSite{}, nat.Hooks{nat.Prerouting: {pre[0]}}, nat.Hooks{nat.Postrouting: {post[0]}})
+		first, second := []*chain{pre[0]}, []*chain{post[0]}
+		if random.IntN(3) == 0 {
+			first, second = append(first, pre[2]), append(second, post[2])
+		}
+		hooks := nat.Hooks{}
+		for i := range first { // in another order than the kernel's
+			hooks[nat.Prerouting] = append([]nat.Chain{first[i]}, hooks[nat.Prerouting]...)
+			hooks[nat.Postrouting] = append([]nat.Chain{second[i]}, hooks[nat.Postrouting]...)
+		}
+		tr := nat.New(someSite{}, hooks)
 		f := flow(client, service)
 		translates, masquerades := tr.Translates(f), tr.Masquerades(f, netip.MustParseAddrPort(backend))
 		for range 30 {
 			k := &kernel{random, random.Uint32N(4)}
-			end := k.through(pre[0])
+			end := k.throughAll(first...)
 			if end.Verdict == nat.DNAT && end.To == (nat.Place{}) {
 				end.To = place([]string{backend, service}[random.IntN(2)])
 			}
@@ -154,7 +174,7 @@ func TestAnswersAreCertain(t *testing.T) {
 			if end.Verdict != nat.DNAT || end.To != place(backend) {
 				continue
 			}
-			out := k.through(post[0])
+			out := k.throughAll(second...)
 			if masquerades && out.Verdict != nat.Masquerade && (out.Verdict != nat.SNAT || out.To == place("198.51.100.7")) {
 				t.Fatalf("%d: the flow is certainly masqueraded, and ended by %v", seed, out)
 			}
@@ -231,6 +251,39 @@ func TestAllWaysToABackendCount(t *testing.T) {
 			if got := nat.New(someSite{}, hooks...).Masquerades(flow(from, service), netip.MustParseAddrPort(backend)); got != (test.want && !local) {
 				t.Errorf("%s, from %s: masqueraded for sure: %t", story, from, got)
 			}
+		}
+	}
+}
+
+// TestTheFirstTranslationCounts: of two base chains of a hook, the kernel runs one first. A
+// translation there to the same place is the last.
+func TestTheFirstTranslationCounts(t *testing.T) {
+	certain := &chain{dnat(backend)}
+	for story, test := range map[string]struct {
+		other chain
+		want  bool
+	}{
+		"none": {chain{}, true}, "to another backend": {chain{dnat("10.244.1.3:8080")}, true}, "to itself": {chain{dnat(service)}, false},
+		"anywhere": {chain{way(nat.DNAT)}, false}, "perhaps to itself": {chain{{depends: true, way: dnat(service).way}}, false},
+		"not known": {chain{way(nat.Unclear)}, false}, "accepted": {chain{way(nat.Leave)}, true},
+	} {
+		for _, chains := range [][]nat.Chain{{certain, &test.other}, {&test.other, certain}} {
+			if got := nat.New(someSite{}, nat.Hooks{nat.Prerouting: chains}).Translates(flow(client, service)); got != test.want {
+				t.Errorf("%s: translated for sure: %t, want %t", story, got, test.want)
+			}
+		}
+	}
+}
+
+// TestABackendOnTheNode: a packet from outside to the node itself passes no Postrouting. A packet
+// of the node does.
+func TestABackendOnTheNode(t *testing.T) {
+	const here = "192.0.2.1:8080"
+	chains := []nat.Chain{&chain{dnat(here)}}
+	tr := nat.New(someSite{}, nat.Hooks{nat.Prerouting: chains, nat.Output: chains, nat.Postrouting: {&chain{way(nat.Masquerade)}}})
+	for from, want := range map[string]bool{client: false, "127.0.0.1:4000": true} {
+		if got := tr.Masquerades(flow(from, service), netip.MustParseAddrPort(here)); got != want {
+			t.Errorf("from %s: masqueraded for sure: %t, want %t", from, got, want)
 		}
 	}
 }

@@ -38,8 +38,10 @@ type walk struct {
 	leads []Mark
 	// changes says that the packet may reach a translation.
 	changes bool
-	// escapes says that the packet may leave the hook without a change of its address.
-	escapes bool
+	// keeps says that such a translation may change nothing.
+	keeps bool
+	// left is the course of the packet where it leaves the base chain without a translation.
+	left course
 	// unclear says that some ways were not followed to their ends. The walk then ends.
 	unclear bool
 }
@@ -66,15 +68,14 @@ func (c course) join(other course) course {
 func (t *Translations) walk(p Packet, c Chain, backend netip.AddrPort) walk {
 	t.packet, t.ways = p, t.ways[:0]
 	w := walk{Translations: t, until: min(t.steps+maxWays, maxSteps), backend: backend}
-	end := w.chain(c, course{p.Mark, true}, 0)
-	w.escapes = w.escapes || end.reached
+	w.left = w.left.join(w.chain(c, course{p.Mark, true}, 0))
 	return w
 }
 
 // translate notes a translation that the packet may reach.
 func (w *walk) translate(way Way) {
 	w.changes = true
-	w.escapes = w.escapes || !w.packet.changedBy(way)
+	w.keeps = w.keeps || !w.packet.changedBy(way)
 	if w.backend.IsValid() && way.Verdict == DNAT && way.To.mayBe(w.backend, w.packet.Destination.Port()) {
 		w.leads = append(w.leads, way.Mark)
 	}
@@ -112,7 +113,7 @@ func (w *walk) chain(c Chain, at course, depth int) (back course) {
 			case DNAT, SNAT, Masquerade:
 				w.translate(way)
 			case Leave:
-				w.escapes = true
+				w.left = w.left.join(on)
 			default:
 				w.unclear = true
 			}

@@ -56,15 +56,18 @@ func (c natChain) Candidates(netip.AddrPort) [3][]int32 {
 // Ways takes the packet through a rule's expressions. Where an expression may match or not, the
 // packet may also continue with the next rule.
 func (c natChain) Ways(place int32, p *nat.Packet, ways []nat.Way) []nat.Way {
-	e := evaluation{Packet: p, table: c.table, mark: p.Mark, ways: ways}
+	e, ended := evaluation{Packet: p, table: c.table, mark: p.Mark, ways: ways}, false
 	for a, err := range attributes(c.Rules[place].expressions()) {
-		if err != nil {
+		if err != nil || ended && e.continues {
 			return e.takes(nat.Way{Verdict: nat.Unclear})
+		}
+		if ended {
+			break
 		}
 		name := nft.String(nft.AttrPath(a.value, unix.NFTA_EXPR_NAME))
 		data := attrOf(a.value, unix.NFTA_EXPR_DATA)
-		if e.ends(name, data) {
-			return e.ways
+		if ended = e.ends(name, data); ended {
+			continue
 		}
 		switch e.expression(name, data) {
 		case nat.No:
@@ -72,6 +75,9 @@ func (c natChain) Ways(place int32, p *nat.Packet, ways []nat.Way) []nat.Way {
 		case nat.Maybe:
 			e.takes(nat.Way{})
 		}
+	}
+	if ended {
+		return e.ways
 	}
 	return e.takes(nat.Way{})
 }
@@ -83,6 +89,8 @@ type evaluation struct {
 	mark  nat.Mark // the mark that the rule has set
 	regs  registers
 	ways  []nat.Way
+	// continues says that a verdict was NFT_CONTINUE: the next expression of the rule is next.
+	continues bool
 }
 
 // takes notes a way that the packet may take, with its present mark, and returns all.
@@ -97,7 +105,7 @@ func (e *evaluation) follow(v natVerdict) {
 	way := nat.Way{Verdict: nat.Leave} // accepted, dropped, queued, or not known
 	switch v.code {
 	case unix.NFT_CONTINUE:
-		way.Verdict = nat.Next
+		way.Verdict, e.continues = nat.Next, true
 	case unix.NFT_RETURN:
 		way.Verdict = nat.Return
 	case unix.NFT_JUMP:

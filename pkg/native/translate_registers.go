@@ -2,6 +2,7 @@ package native
 
 import (
 	"encoding/binary"
+	"maps"
 	"slices"
 
 	"github.com/canaryd/canaryd/pkg/nat"
@@ -43,8 +44,7 @@ func (r *registers) store(register uint32, value []byte) {
 		*r = registers{}
 		return
 	}
-	delete(r.among, at)
-	delete(r.oneOf, at)
+	r.dropNotes(at, at+padded)
 	clear(r.bytes[at : at+padded])
 	copy(r.bytes[at:], value)
 	for i := range padded {
@@ -81,9 +81,15 @@ func (r *registers) forget(register uint32) {
 		*r = registers{}
 		return
 	}
-	delete(r.among, at)
-	delete(r.oneOf, at)
+	r.dropNotes(at, registersEnd)
 	clear(r.known[at:])
+}
+
+// dropNotes drops the notes of among and oneOf on values that begin in these bytes. The bytes
+// before may be the beginning of a value of oneOf: its register has at most 16.
+func (r *registers) dropNotes(from, to int) {
+	maps.DeleteFunc(r.among, func(at int, _ uint32) bool { return at >= from && at < to })
+	maps.DeleteFunc(r.oneOf, func(at int, _ [][]byte) bool { return at > from-16 && at < to })
 }
 
 // choose notes that numgen wrote one of the numbers from 0 to among - 1 into a word. A map with

@@ -52,18 +52,22 @@ func (e *evaluation) ends(name string, data []byte) bool {
 		}
 		s := e.table.sets[nft.String(attrOf(data, unix.NFTA_LOOKUP_SET))]
 		if s == nil {
-			return false
+			e.takes(nat.Way{Verdict: nat.Unclear})
+			return true
 		}
 		e.branch(s, data)
 	case "nat":
+		if f := number(data, unix.NFTA_NAT_FAMILY); f != unix.NFPROTO_INET && f != uint32(e.family()) {
+			return false // it does nothing (nft_nat_inet_eval)
+		}
 		e.translate(data)
 	case "masq":
 		e.takes(nat.Way{Verdict: nat.Masquerade})
 	case "redir":
 		e.takes(nat.Way{Verdict: nat.DNAT})
-	case "reject", "queue", "tproxy", "synproxy":
+	case "reject", "queue":
 		e.takes(nat.Way{Verdict: nat.Leave})
-	case "target":
+	case "target", "tproxy", "synproxy":
 		e.takes(nat.Way{Verdict: nat.Unclear})
 	case "payload":
 		if has(data, unix.NFTA_PAYLOAD_DREG) {
@@ -104,7 +108,9 @@ func (e *evaluation) branch(s *Set, data []byte) {
 // unknown expression may match or not, and leaves no register known.
 func (e *evaluation) expression(name string, data []byte) nat.Answer {
 	switch name {
-	case "counter", "log", "objref", "last", "notrack", "dup":
+	case "counter", "log", "last", "notrack", "dup", "nat": // the last is of another family
+	case "objref":
+		return useOf(data)
 	case "cmp":
 		return e.compare(data)
 	case "range":
@@ -132,6 +138,16 @@ func (e *evaluation) expression(name string, data []byte) nat.Answer {
 		return nat.Maybe
 	}
 	return nat.Yes
+}
+
+// useOf answers whether a rule goes on behind a named object. A limit or quota may end it, and a
+// map of objects may lack the key.
+func useOf(data []byte) nat.Answer {
+	kind := number(data, unix.NFTA_OBJREF_IMM_TYPE)
+	if kind == unix.NFT_OBJECT_COUNTER || kind == unix.NFT_OBJECT_CT_HELPER {
+		return nat.Yes
+	}
+	return nat.Maybe
 }
 
 // numgenMost returns the count of numbers that numgen chooses from, for registers.choose; 0 if

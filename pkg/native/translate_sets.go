@@ -70,6 +70,7 @@ func fieldsOf(s *Set) (all []int) {
 func (i *setIndex) add(s *Set, e Element) {
 	flags := number(e, unix.NFTA_SET_ELEM_FLAGS)
 	key := nft.AttrPath(e, unix.NFTA_SET_ELEM_KEY, unix.NFTA_DATA_VALUE)
+	i.vague = i.vague || mayBreak(e)
 	switch {
 	case flags&elemCatchall != 0:
 		i.other = e
@@ -91,6 +92,24 @@ func (i *setIndex) add(s *Set, e Element) {
 		i.byKey[string(key)] = e
 	}
 	i.all = append(i.all, e)
+}
+
+// mayBreak reports whether an element has an expression that may end the rule that looks it up,
+// such as a limit.
+func mayBreak(element []byte) bool {
+	breaks := func(expression []byte) bool {
+		name := nft.String(attrOf(expression, unix.NFTA_EXPR_NAME))
+		return name != "counter" && name != "last"
+	}
+	if list := attrOf(element, elemExpressions); list != nil {
+		for a, err := range attributes(list) {
+			if err != nil || breaks(a.value) {
+				return true
+			}
+		}
+	}
+	one := attrOf(element, unix.NFTA_SET_ELEM_EXPR)
+	return one != nil && breaks(one)
 }
 
 // find returns the element of a key, for rules that look up a set or a map. If sure is false,

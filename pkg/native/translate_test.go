@@ -151,6 +151,12 @@ func TestTranslatesForms(t *testing.T) {
 		{"redirected", "tcp dport 8080 redirect to :80", "", flowOf(tcp, pod, "192.0.2.1:8080"), false},
 		{"a limit", "limit rate 1/second tcp dport 8080 dnat to 10.88.0.9", "", flowOf(tcp, pod, "192.0.2.1:8080"), false},
 		{"counted", "tcp dport 8080 counter log dnat to 10.88.0.9", "", flowOf(tcp, pod, "192.0.2.1:8080"), true},
+		{"counted by name", "counter name n tcp dport 8080 dnat to 10.88.0.9", "counter n { }", flowOf(tcp, pod, "192.0.2.1:8080"), true},
+		{"a limit by name", "limit name l tcp dport 8080 dnat to 10.88.0.9", "limit l { rate 1/second; }", flowOf(tcp, pod, "192.0.2.1:8080"), false},
+		{"a quota by name", "quota name q tcp dport 8080 dnat to 10.88.0.9", "quota q { over 1 mbytes; }", flowOf(tcp, pod, "192.0.2.1:8080"), false},
+		{"counted in a set", "ip saddr @pods tcp dport 8080 dnat to 10.88.0.9", "set pods { type ipv4_addr; counter; elements = { 10.88.0.2 }; }", flowOf(tcp, pod, "192.0.2.1:8080"), true},
+		{"a limit in a set", "ip saddr @pods tcp dport 8080 dnat to 10.88.0.9", "set pods { type ipv4_addr; limit rate 1/second; elements = { 10.88.0.2 }; }", flowOf(tcp, pod, "192.0.2.1:8080"), false},
+		{"a verdict that continues in the rule", "ip saddr vmap { 10.88.0.2 : continue } accept; tcp dport 8080 dnat to 10.88.0.9", "", flowOf(tcp, pod, "192.0.2.1:8080"), false},
 		{"the node's own", "tcp dport 8080 dnat to 10.88.0.9", "", flowOf(tcp, "192.0.2.1:4000", "192.0.2.1:8080"), false},
 	}
 	nstest.Run(t, func(t *testing.T) {
@@ -170,6 +176,29 @@ func TestTranslatesForms(t *testing.T) {
 			i, _ := strconv.Atoi(id.Name[1:])
 			if got := nat.New(site{}, native.NatHooks([]*native.Table{table}, tableid.IPv4)).Translates(tests[i].flow); got != tests[i].want {
 				t.Errorf("%s, %s: translated for sure: %t, want %t\n%s", tests[i].name, id.Family.NFT(), got, tests[i].want, texts[id])
+			}
+		}
+	})
+}
+
+// TestTranslatesOtherFamily: in a table of inet, a nat expression of one family does nothing to
+// the packets of the other, and the rule goes on.
+func TestTranslatesOtherFamily(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "nft")
+		four, six := flowOf(udp, "10.88.0.2:4000", "192.0.2.1:8080"), flowOf(udp, "[fd00::2]:4000", "[2001:db8::1]:8080")
+		for rules, want := range map[string][2]bool{
+			"udp dport 8080 dnat ip to 10.88.0.9":                                         {true, false},
+			"udp dport 8080 dnat ip6 to fd00::9":                                          {false, true},
+			"udp dport 8080 dnat ip to 10.88.0.9; udp dport 8080 dnat ip6 to fd00::9":     {true, true},
+			"udp dport 8080 dnat ip6 to fd00::9; udp dport 8080 dnat ip to 10.88.0.9":     {true, true},
+			"udp dport 8080 dnat ip6 to 2001:db8::1; udp dport 8080 dnat ip to 10.88.0.9": {true, false},
+			"udp dport 8080 dnat ip to 192.0.2.1; udp dport 8080 dnat ip6 to fd00::9":     {false, true},
+		} {
+			text := "table inet t { chain c { type nat hook prerouting priority dstnat; " + rules + "; }; }\n"
+			got := [2]bool{translationsOf(t, text, tableid.IPv4).Translates(four), translationsOf(t, text, tableid.IPv6).Translates(six)}
+			if got != want {
+				t.Errorf("%s: IPv4 and IPv6 are translated for sure: %v, want %v", rules, got, want)
 			}
 		}
 	})

@@ -45,5 +45,7 @@ func (g Generation) Rewrites(f Family) bool {
 }
 
 func isTranslation(r Rule) bool {
-	return slices.Contains([]string{"DNAT", "SNAT", "MASQUERADE", "REDIRECT", "NETMAP"}, r.Target)
+	var n natRule
+	n.effect(r, nil)
+	return n.way.Verdict == nat.DNAT || n.way.Verdict == nat.SNAT || n.way.Verdict == nat.Masquerade
 }

@@ -137,8 +137,10 @@ func readNatRule(rule Rule, named map[string]*natChain) *natRule {
 		switch {
 		case o.owner != f.target:
 			n.option(f.exts[o.owner].name, o)
-		case o.name == "--to-destination" || o.name == "--to-source":
-			n.way.To = readPlace(o.words[0])
+		case rule.Target == "DNAT" || rule.Target == "SNAT":
+			if o.name == "--to-destination" || o.name == "--to-source" {
+				n.way.To = readPlace(o.words[0])
+			}
 		case rule.Target == "MARK":
 			n.set = readMarking(f.exts[o.owner].known, o)
 		}
