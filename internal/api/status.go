@@ -169,8 +169,8 @@ type Status struct {
 	NativeError string `json:"nativeError,omitempty"`
 	// NativeOverLimit counts the tables that are not guarded because there are too many.
 	NativeOverLimit int `json:"nativeBeyond,omitempty"`
-	// NativeLeftOut are the tables that exist and are not guarded, because they have too many rules
-	// and elements. They do not affect Healthy; once they are lost, they are in Native.
+	// NativeLeftOut are the tables that exist and are not guarded, because all tables together are
+	// too large. They do not affect Healthy; once they are lost, they are in Native.
 	NativeLeftOut []NativeLeftOut `json:"nativeLeftOut,omitempty"`
 	// LastDrill is the end of the last drill, also of an earlier run; nil if none is known.
 	LastDrill *DrillEnd `json:"lastDrill,omitempty"`

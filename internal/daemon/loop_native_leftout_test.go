@@ -60,7 +60,7 @@ func (r *rig) wantLeftOut(tables ...string) {
 const (
 	logLeftOut  = "A native table is left out: it is NOT guarded"
 	logReturned = "A native table is no longer left out"
-	logShrunk   = "A native table that was left out has lost most of its rules and elements"
+	logShrunk   = "A native table that was left out is guarded again, without most of its rules and elements"
 )
 
 // logs fails unless the log says so often that the table is left out, and that it is not any
@@ -285,6 +285,45 @@ func TestNativeTooLargeWithoutDaemon(t *testing.T) {
 			t.Errorf("a restore of the generation: %v", err)
 		}
 	})
+}
+
+// TestNativeLeftOutIsLostOverARestart: the node stays unhealthy after a restart, until the owner
+// writes the table or a person accepts the loss.
+func TestNativeLeftOutIsLostOverARestart(t *testing.T) {
+	for name, test := range map[string]struct {
+		end  func(r *rig, k *fakeNative)
+		left []string // out, in the end
+	}{
+		"its owner writes it": {func(_ *rig, k *fakeNative) { k.again(bigOf(70)) }, []string{"inet big"}},
+		"a small one":         {func(_ *rig, k *fakeNative) { k.again(bigOf(9)) }, nil},
+		"a person accepts it": {func(r *rig, _ *fakeNative) {
+			_, err := r.d.Dismiss(r.t.Context())
+			must(r.t, err)
+		}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			store := nativestore.New(t.TempDir(), nativestore.Identity{})
+			leftOutNode(t, 60, setup{nativeStore: store}, func(t *testing.T, r *rig, k *fakeNative) {
+				for range 2 {
+					k.flushRuleset()
+					r.after(3 * time.Second)
+					r.wantNotReady("table inet big is table_deleted")
+					r.stop()
+					r = run(t, loadedFake(t, iptables.NFT), setup{guarded: k, nativeStore: store})
+					r.after(3 * time.Second)
+				}
+				r.wantNotReady("table inet big is table_deleted")
+				k.wantNative(t, tableOf(proxyTable, "a", "b"))
+				test.end(r, k)
+				r.after(3 * time.Second)
+				r.wantReady()
+				r.stop()
+				r = run(t, loadedFake(t, iptables.NFT), setup{guarded: k, nativeStore: store})
+				r.settled()
+				r.wantLeftOut(test.left...)
+			})
+		})
+	}
 }
 
 // TestNativeLimitIsLower: a restart with a lower --max-rules takes up a stored table that is too

@@ -114,7 +114,7 @@ func (t *nativeTable) returned(log klog.Logger, now *native.Table) {
 	chains, rules, elements := now.Counts()
 	log = log.WithValues("table", now.ID.NFT(), "chains", chains, "rules", rules, "elements", elements)
 	if t.out.lostHalf() && 2*(7*rules+elements) < 7*t.out.units { // its owner has not only rewritten it
-		severity.Warnings(log).Info("A native table that was left out has lost most of its rules and elements; canaryd guards the rest, and its owner has to check it")
+		severity.Warnings(log).Info("A native table that was left out is guarded again, without most of its rules and elements; its owner has to check it")
 	} else {
 		severity.Notices(log).Info("A native table is no longer left out")
 	}

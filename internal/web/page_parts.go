@@ -74,7 +74,7 @@ func nativeWarnings(s api.Status) []pageWarning {
 		Text: "Their owner may have meant it.", Choices: []api.Choice{
 			{If: "the tables are still needed", Command: "canaryd restore"}, {If: "their owner meant it", Command: "canaryd dismiss"}}}
 	gone := pageWarning{Name: "native-gone", Alert: "CanarydAwaitingDecision", Class: "bad", Title: "Native tables are lost, and canaryd cannot put them back.",
-		Text: "They had more rules and elements than canaryd keeps (--max-rules). Their owner has to write them again. To accept the loss:", Command: "canaryd dismiss"}
+		Text: "They were larger than canaryd keeps (--max-rules). Their owner has to write them again. To accept the loss:", Command: "canaryd dismiss"}
 	refused := pageWarning{Name: "native-refused", Alert: "CanarydNativeTableRefused", Class: "bad", Title: "Native tables could not be put back whole.",
 		Text: "The kernel would not take them, or parts of them, again if they were lost. Which, and why:", Command: "canaryd status"}
 	quarantined := pageWarning{Name: "native-quarantine", Alert: "CanarydReplayPartial", Class: "bad", Title: "Parts of native tables cannot be put back.",
@@ -104,7 +104,7 @@ func nativeWarnings(s api.Status) []pageWarning {
 	}
 	if n := len(s.NativeLeftOut); n > 0 {
 		w := pageWarning{Name: "native-leftout", Alert: "CanarydNativeTablesNotGuarded", Class: "bad", Title: "Native tables are not guarded.",
-			Text: "Native tables have more rules and elements than canaryd keeps (--max-rules). Lost rules of these are not put back.", Command: "canaryd status"}
+			Text: "Native tables are larger than canaryd keeps (--max-rules). Lost rules of these are not put back.", Command: "canaryd status"}
 		for _, l := range s.NativeLeftOut[:min(n, 5)] {
 			w.Chains = append(w.Chains, api.TableCell(l.Table))
 		}

@@ -8,9 +8,9 @@
 //
 // A TCP flow that has seen an answer is a connection, wherever it leads, and never ended.
 //
-// [Kernel.Look] reads the node's addresses and routes. [nat.Translations] computes how the nat rules translate
-// on that node, and [Kernel.Sweep] ends the flows that these [Rules] would translate differently.
-// After an error, [Deleted] still counts the ended flows.
+// [Kernel.Look] reads the node's addresses and routes. [nat.Translations] computes how the nat
+// rules translate on that node, and [Kernel.Sweep] ends the flows that these [Rules] would
+// translate differently. After an error, [Deleted] still counts the ended flows.
 //
 // The zero Kernel is ready, and any number of goroutines may use it; Rules are for one at a time.
 package conntrack

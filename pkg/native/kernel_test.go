@@ -13,7 +13,7 @@ import (
 // openKernel returns an open kernel, which knows its own commits.
 func openKernel(t testing.TB) *native.Kernel { return openLimited(t, 0) }
 
-// openLimited is openKernel with a limit of rules and elements.
+// openLimited is openKernel with a limit of size.
 func openLimited(t testing.TB, most int) *native.Kernel {
 	t.Helper()
 	port := nft.NewPort()

@@ -1,6 +1,7 @@
 package native_test
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"runtime"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/native"
@@ -130,6 +132,29 @@ func TestATableThatGrows(t *testing.T) {
 	})
 }
 
+// TestOneGrowsWhileAnotherShrinks: one transaction makes a large table small and a small table
+// large. canaryd reads both, and leaves out the second only.
+func TestOneGrowsWhileAnotherShrinks(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "nft")
+		nstest.CommandInput(t, withSet("one", "two", "idle")+addresses("one", 0, 7*70)+addresses("two", 0, 7*10), "nft", "-f", "-")
+		k := limited{openLimited(t, 100), t}
+		k.wants("idle one two", "")
+		for range 2 {
+			nstest.CommandInput(t, "flush set inet one addresses\n"+addresses("one", 0, 7*10)+addresses("two", 7*10, 7*60), "nft", "-f", "-")
+			k.wants("idle one two", "")
+			nstest.CommandInput(t, "flush set inet two addresses\n"+addresses("two", 0, 7*10)+addresses("one", 7*10, 7*60), "nft", "-f", "-")
+			k.wants("idle one two", "")
+		}
+		nstest.CommandInput(t, "flush set inet one addresses\n"+addresses("two", 7*10, 5000), "nft", "-f", "-")
+		k.wants("idle one", "two")
+		nstest.CommandInput(t, "flush set inet two addresses\n"+addresses("one", 0, 5000), "nft", "-f", "-")
+		k.wants("idle two", "one")
+		nstest.Command(t, "nft", "flush ruleset")
+		k.wants("", "")
+	})
+}
+
 // TestPacketsMakeATableTooLarge: packets add elements without a commit, and Refresh reads them.
 func TestPacketsMakeATableTooLarge(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
@@ -175,9 +200,10 @@ func TestABrokenOffDump(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
 		nstest.CommandInput(t, withSet("large", "small")+addresses("large", 0, 5000), "nft", "-f", "-")
 		conn := dial(t)
-		calls := 0
-		err := conn.EachTable(func(nft.Table) error { calls++; return nft.ErrEnough })
-		if err == nil || calls != 1 {
+		calls := 0 // each with the many elements of a datagram
+		asked := []nft.StringAttr{{Kind: unix.NFTA_SET_ELEM_LIST_TABLE, Value: "large"}, {Kind: unix.NFTA_SET_ELEM_LIST_SET, Value: "addresses"}}
+		err := conn.EachObject(nft.Elements, tableid.Inet, asked, func([]byte) error { calls++; return nft.ErrEnough })
+		if !errors.Is(err, nft.ErrEnough) || calls != 1 {
 			t.Errorf("%d calls, %v", calls, err)
 		}
 		if n := len(capture(t, conn).Tables); n != 2 {
