@@ -34,13 +34,12 @@ type Kernel struct {
 	disabled map[rules.Family]error
 	reader   reader
 	cache    *readCache
-	mirror   *mirror                     // on nft; else nil
-	source   rawSource                   // nil if there is no direct path
-	words    map[rules.Family]*xtLexicon // on legacy; else nil
-	budgets  map[rules.Family]*budget    // of all families that are open
-	sets     setIndex                    // nil on legacy
-	private  string                      // a folder of our own, for the children's lock file
-	children children                    // the programs that wrote
+	mirror   *mirror                  // on nft; else nil
+	source   rawSource                // the lexicons; nil only in tests
+	budgets  map[rules.Family]*budget // of all families that are open
+	sets     setIndex
+	private  string   // a folder of our own, for the children's lock file
+	children children // the programs that wrote
 	// initialPIDs reports that /proc has the pids of the initial pid namespace, which the kernel
 	// names in commits.
 	initialPIDs bool
@@ -299,10 +298,10 @@ func (k *Kernel) openReader() error {
 	if err != nil {
 		return err
 	}
-	k.reader, k.words = r, map[rules.Family]*xtLexicon{}
+	known := lexicons{}
+	k.reader, k.source, k.sets = r, known, &setNumbers{}
 	for family := range k.tools {
-		k.words[family] = newXTLexicon(k.cfg.Trials)
-		k.words[family].bytes = k.cfg.writesBytes()
+		known[family] = newLexicon(family, true, k.sets)
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/ruleset"
 )
 
 // The needs of a rule are the facts that its expressions require for writing it again.
@@ -59,6 +60,8 @@ func needsOf(r nft.Rule, family rules.Family) (needs, error) {
 // are not portable (xt_set.h; see nameSets), nor is a program by a file descriptor (xt_bpf.h).
 func portable(e nft.Expression) bool {
 	switch e.Name {
+	case ruleset.EntryHead: // of x_tables
+		return nft.AttrPath(e.Data, ruleset.EntryConditions) != nil
 	case "counter", "cmp", "bitwise", "meta", "payload", "immediate", "limit", "log", "range",
 		"ct", "masq", "nat", "redir", "reject", "tproxy", "fib", "queue", "notrack",
 		"numgen", "hash", "socket", "rt", "byteorder", "synproxy", "dup", "connlimit", "xfrm":

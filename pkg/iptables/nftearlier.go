@@ -10,7 +10,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A RawRule is a rule as nf_tables stores it, for disk. Bytes are in the Kernel's own format.
+// A RawRule is a rule as the kernel stores it, for disk; see xtraw.go for legacy. Bytes are in the Kernel's own format.
 // Text is the text from which iptables-restore made the bytes. It is empty if pkg/ruleset can
 // spell the bytes, as it can for most rules.
 type RawRule struct {
@@ -38,15 +38,13 @@ func (k *Kernel) KnowEarlier(earlier Earlier) {
 	}
 }
 
-// RawRule returns a rule with a text as nf_tables stores it, to be saved with the generation.
-// It is false if this Kernel has not met the rule, and always on legacy. Bytes are in room, if
-// it is large enough. It may be called concurrently.
+// RawRule returns a rule with a text as the kernel stores it, to be saved with the generation.
+// It is false if this Kernel has not met the rule. Bytes are in room, if it is large enough. It may be called concurrently.
 func (k *Kernel) RawRule(f rules.Family, r rules.Rule, room []byte) (RawRule, bool) {
-	source, is := k.source.(lexicons)
-	if !is || source[f] == nil {
+	l := k.lexicon(f)
+	if l == nil {
 		return RawRule{}, false
 	}
-	l := source[f]
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	id := l.find(r.Key())
@@ -121,7 +119,7 @@ func (l *lexicon) recall(rule rules.Rule, room []byte) (nft.Rule, bool) {
 // to another target: then it takes in only the bytes. It ignores damaged bytes.
 func (l *lexicon) meet(kept RawRule) {
 	raw, err := parseRaw(kept.Bytes)
-	if err != nil {
+	if err != nil || isEntry(raw) != l.legacy {
 		return
 	}
 	if rule, err := rules.ParseRule(kept.Text); kept.Text != "" && err == nil && rule.Target == targetOf(raw) {

@@ -13,14 +13,15 @@ import (
 	"github.com/canaryd/canaryd/pkg/ruleset"
 )
 
-// A lexicon translates between rules as nf_tables stores them and rules as values. pkg/ruleset
+// A lexicon translates between rules as the kernel stores them and rules as values. pkg/ruleset
 // spells the rules of kube-proxy, CNI plugins, Docker and host firewalls. Another rule has a
 // text if this Kernel had iptables-restore write that text (see teach). Otherwise it is opaque:
 // its bytes alone identify it and write it again. A lexicon may be used concurrently.
 //
-// It implements nft.Rulebook for the mirror.
+// It implements nft.Rulebook for the mirror. On legacy, Kernel.walk uses it like the mirror.
 type lexicon struct {
 	family  rules.Family
+	legacy  bool // its rules are entries of x_tables; see xtraw.go
 	mu      sync.RWMutex
 	start   time.Time // entry.left counts from it
 	store   nft.RuleStore
@@ -31,9 +32,13 @@ type lexicon struct {
 	// revealed counts the opaque rules that got a text after they were met.
 	revealed atomic.Uint64
 	seed     maphash.Seed
-	small    int           // the number of entries at the last tidying up
-	sets     setIndex      // nil: rules that name ipsets are known by numbers
-	named    atomic.Uint64 // counts the rules that came with an ipset's number
+	small    int      // the number of entries at the last tidying up
+	sets     setIndex // nil: rules that name ipsets are known by numbers
+	// turn is held by a walk of legacy tables while it uses numbers of rules. inForce are those
+	// of the last walk.
+	turn    sync.Mutex
+	inForce []nft.RuleID
+	named   atomic.Uint64 // counts the rules that came with an ipset's number
 	// earlier has the rules that were met before canaryd started; nil if none are stored.
 	// recalled is the time of its last use; recalling guards it.
 	earlier   Earlier
@@ -51,9 +56,11 @@ type entry struct {
 
 // newLexicon returns an empty lexicon. newMirror makes one for each family, and keepOnly makes
 // one to replace the content of another.
-func newLexicon(family rules.Family) *lexicon {
+func newLexicon(family rules.Family, legacy bool, sets setIndex) *lexicon {
 	return &lexicon{
 		family:  family,
+		legacy:  legacy,
+		sets:    sets,
 		start:   time.Now(),
 		store:   nft.NewRuleStore(),
 		seed:    maphash.MakeSeed(),
@@ -94,10 +101,13 @@ func (l lexicons) revealed() (n uint64) {
 // Intern implements nft.Rulebook. It replaces the numbers of ipsets in a rule by names. While
 // the rule is in the table, the kernel does not change these names. The mirror uses the read
 // only if no commit touched the rule's chain until after that.
-func (l *lexicon) Intern(raw nft.Rule) (nft.RuleID, error) {
-	if l.sets != nil && mayHoldNumbers(raw) {
+func (l *lexicon) Intern(raw nft.Rule) (nft.RuleID, error) { return l.internBy(raw, l.sets) }
+
+// internBy is Intern with the names of ipsets from sets, which may be nil.
+func (l *lexicon) internBy(raw nft.Rule, sets setNamer) (nft.RuleID, error) {
+	if sets != nil && mayHoldNumbers(raw) {
 		l.named.Add(1)
-		raw, _ = nameSets(raw, l.sets.name) // after an error the rule is read anyway
+		raw, _ = nameSets(raw, sets.name) // after an error the rule is read anyway
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -171,7 +181,7 @@ func (l *lexicon) name(raw nft.Rule, rule rules.Rule) error {
 // none. Unless these have a text, the lexicon shows them as this rule from now on. An earlier
 // canaryd may have given another reason, with which it would be another rule.
 func (l *lexicon) keep(rule rules.Rule) (nft.Rule, bool) {
-	raw, ok := heldBytes(rule)
+	raw, ok := l.held(rule)
 	if !ok {
 		return nft.Rule{}, false
 	}
@@ -187,10 +197,19 @@ func (l *lexicon) keep(rule rules.Rule) (nft.Rule, bool) {
 	return raw, true
 }
 
+// held returns the bytes of an opaque rule, if they are of the lexicon's backend.
+func (l *lexicon) held(rule rules.Rule) (nft.Rule, bool) {
+	raw, ok := heldBytes(rule)
+	if ok && l.legacy && !isEntry(raw) {
+		return olderEntry(l.family, raw.Expressions, string(raw.Userdata))
+	}
+	return raw, ok && isEntry(raw) == l.legacy
+}
+
 // shown returns the rule that the lexicon shows for an opaque rule's bytes, if they have a text
 // by now; else the same rule. Text calls it, so that a replay names the rule as reads do.
 func (l *lexicon) shown(rule rules.Rule) rules.Rule {
-	raw, ok := heldBytes(rule)
+	raw, ok := l.held(rule)
 	if !ok {
 		return rule
 	}
@@ -203,11 +222,17 @@ func (l *lexicon) shown(rule rules.Rule) rules.Rule {
 }
 
 // Text implements Session. The text is that of the rule's bytes, which a trial may have shown.
-func (s *genidSession) Text(family rules.Family, rule rules.Rule) rules.Rule {
-	if lexicons, _ := s.kernel.source.(lexicons); lexicons[family] != nil {
-		return lexicons[family].shown(rule)
+func (s *session) Text(family rules.Family, rule rules.Rule) rules.Rule {
+	if l := s.kernel.lexicon(family); l != nil {
+		return l.shown(rule)
 	}
 	return rule
+}
+
+// lexicon returns the lexicon of a family, nil if it has none.
+func (k *Kernel) lexicon(family rules.Family) *lexicon {
+	all, _ := k.source.(lexicons)
+	return all[family]
 }
 
 // texts returns the rules with these numbers as values, for the view of a chain. An opaque rule
@@ -222,11 +247,14 @@ func (l *lexicon) texts(ids []nft.RuleID) []rules.Rule {
 	return found
 }
 
-// raw returns a rule as nf_tables would store it, so that a transaction can write it. It is
+// raw returns a rule as the kernel would store it, so that canaryd can write it. It is
 // false if no such rule was met: then iptables-restore has to write it. It may use room, which
 // is overwritten.
 func (l *lexicon) raw(rule rules.Rule, room []byte) (nft.Rule, bool) {
 	if comment, ok := cutMark(rule.Spec); ok {
+		if l.legacy {
+			return markEntry(l.family, comment), true
+		}
 		return markRule(comment), true
 	}
 	if rule.HasBytes() {
@@ -362,7 +390,7 @@ func (l *lexicon) kept(held []*[]nft.RuleID) (keep []bool, kept int) {
 // keepOnly drops all entries except those of keep, and gives the rules of held their new
 // numbers. forget and Purge call it. l.mu must be held.
 func (l *lexicon) keepOnly(keep []bool, held []*[]nft.RuleID) {
-	fresh := newLexicon(l.family)
+	fresh := newLexicon(l.family, l.legacy, l.sets)
 	renamed := make([]nft.RuleID, len(l.entries))
 	for id := 1; id < len(keep); id++ {
 		if !keep[id] {

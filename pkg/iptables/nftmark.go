@@ -6,6 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // The lexicon translates canaryd's own marks (canaries and witnesses) without having met them.
@@ -59,7 +60,14 @@ func markOf(raw nft.Rule) (string, bool) {
 	if err != nil || raw.Userdata != nil || !isMarkComment(comment) {
 		return "", false
 	}
-	return comment, string(raw.Expressions) == string(markRule(comment).Expressions)
+	mark := markRule(comment)
+	if isEntry(raw) {
+		mark = markEntry(rules.IPv4, comment)
+		if len(raw.Expressions) != len(mark.Expressions) {
+			mark = markEntry(rules.IPv6, comment)
+		}
+	}
+	return comment, string(raw.Expressions) == string(mark.Expressions)
 }
 
 // markRule builds a mark as iptables-nft 1.8.9 writes it and Linux 6.18 reports it: match

@@ -5,6 +5,7 @@ import (
 
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/ruleset"
 )
 
 // This file reads the meaning that nf_tables rules have for iptables, as far as a probe needs
@@ -50,6 +51,8 @@ func acts(e nft.Expression) (bool, error) {
 	switch e.Name {
 	case "match", "counter", "cmp", "bitwise", "range", "lookup", "limit":
 		return false, nil
+	case ruleset.EntryHead:
+		return nft.AttrPath(e.Data, ruleset.EntryConditions) == nil, nil
 	case "meta": // "meta mark set" is how newer iptables spell -j MARK
 		source = unix.NFTA_META_SREG
 	case "payload":

@@ -27,8 +27,7 @@ func (k *Kernel) newMirror(r nftReader) *mirror {
 	m := &mirror{timeout: k.cfg.ReadTimeout, families: map[rules.Family]*familyText{}}
 	m.raw = nft.NewMirror(r.conn, nft.MirrorConfig{Genid: r.genid, Own: k.OwnCommit, Begun: m.taken.restart, Heard: m.hear})
 	for family, budget := range k.budgets {
-		known[family] = newLexicon(family)
-		known[family].sets = k.sets
+		known[family] = newLexicon(family, false, k.sets)
 		f := &familyText{
 			family: family, lexicon: known[family], cache: k.cache, budget: budget, taken: &m.taken,
 			tables: map[rules.TableName]*tableText{},

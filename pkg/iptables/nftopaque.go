@@ -8,7 +8,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/ruleset"
 )
 
-// opaque returns a rule of nf_tables without a text, for spell. It has its bytes if these can
+// opaque returns a rule without a text, for spell. It has its bytes if these can
 // make the rule again; otherwise a digest identifies it, and the reason names the obstacle.
 func opaque(family rules.Family, r nft.Rule) rules.Rule {
 	bare, names, named := withoutNames(r)
@@ -23,10 +23,13 @@ func opaque(family rules.Family, r nft.Rule) rules.Rule {
 	return rules.OpaqueBytes(r.Expressions, r.Userdata, target, reason)
 }
 
-// Reread returns an opaque rule as this version reads its bytes, if it has those of nf_tables.
+// Reread returns an opaque rule as this version reads its bytes, if it has any.
 // A stored generation passes it: an earlier version may have had no words for them.
 func Reread(family rules.Family, rule rules.Rule) rules.Rule {
 	raw, held := heldBytes(rule)
+	if held && raw.Each(func(nft.Expression) error { return nil }) != nil {
+		raw, held = olderEntry(family, raw.Expressions, string(raw.Userdata))
+	}
 	if !held {
 		return rule
 	}

@@ -30,7 +30,7 @@ func (k *Kernel) Begin(ctx context.Context) (Session, error) {
 		return nil, err
 	}
 	base.lock = lock
-	return &contentSession{session: base, left: map[rules.Family]xtFamily{}}, nil
+	return &contentSession{session: base, left: map[rules.Family]Snapshot{}}, nil
 }
 
 // ErrClosed is the error of a Session's methods after its Close.
@@ -352,7 +352,7 @@ type contentSession struct {
 	session
 	// left is the state after canaryd's own restores, until the next Read. If a process ignores
 	// the lock after that, a probe shows another digest.
-	left map[rules.Family]xtFamily
+	left map[rules.Family]Snapshot
 }
 
 // Read implements Session. Under the lock it uses the walk after the last restore, if there is
@@ -361,18 +361,14 @@ func (s *contentSession) Read(ctx context.Context, family rules.Family) (Snapsho
 	seen, left := s.left[family]
 	delete(s.left, family)
 	return s.readBy(ctx, family, func(ctx context.Context, family rules.Family) (Snapshot, error) {
-		err := s.kernel.ready(ctx, family)
-		if err == nil && !left {
-			seen, err = s.kernel.walk(ctx, family)
+		if err := s.kernel.ready(ctx, family); err != nil || left {
+			return seen, err
 		}
-		if err != nil {
-			return Snapshot{}, err
-		}
-		return s.kernel.spell(ctx, family, seen, true)
+		return s.kernel.walk(ctx, family)
 	})
 }
 
-// Prepare implements Session. It does nothing, because iptables-restore does everything itself.
+// Prepare implements Session. It does nothing: a table is changed as it is read.
 func (s *contentSession) Prepare(context.Context, ...Payload) {}
 
 // Carry implements Session: there is no transaction to ride in.
@@ -383,7 +379,7 @@ func (s *contentSession) Carry(*Rider) {}
 func (s *contentSession) Restore(ctx context.Context, payloads ...Payload) map[rules.Family]Written {
 	return InStages(payloads, func(family rules.Family, scripts []Script) Written {
 		// This is first, so that the guard notices writes between the two.
-		exact, err := s.lookExactly(ctx, family, scripts)
+		direct, err := s.lookDirectly(ctx, family, scripts)
 		if err == nil {
 			_, err = s.guard(ctx, family)
 		}
@@ -391,7 +387,7 @@ func (s *contentSession) Restore(ctx context.Context, payloads ...Payload) map[r
 			delete(s.left, family)
 			return Written{Err: err}
 		}
-		return s.write(ctx, family, scripts, exact)
+		return s.write(ctx, family, scripts, direct)
 	})
 }
 
@@ -401,31 +397,28 @@ func (s *contentSession) RestoreAnyway(ctx context.Context, payloads ...Payload)
 		if s.closed {
 			return Written{Raced: true, Err: ErrClosed}
 		}
-		exact, err := s.lookExactly(ctx, family, scripts)
+		direct, err := s.lookDirectly(ctx, family, scripts)
 		if err != nil {
 			return Written{Raced: true, Err: err}
 		}
-		for _, e := range exact {
-			e.anyway = true
+		for _, d := range direct {
+			d.anyway = true
 		}
-		w := s.write(ctx, family, scripts, exact)
+		w := s.write(ctx, family, scripts, direct)
 		w.Raced = true
 		return w
 	})
 }
 
 // write writes one family for Restore and RestoreAnyway, and notes its content for the next
-// guard and Read. exact has, by index, the scripts to write by bytes (lookExactly).
-func (s *contentSession) write(ctx context.Context, family rules.Family, scripts []Script, exact map[int]*exactWrite) Written {
+// guard and Read. direct has, by index, the scripts to write by bytes (lookDirectly).
+func (s *contentSession) write(ctx context.Context, family rules.Family, scripts []Script, direct map[int]*xtWrite) Written {
 	delete(s.noted, family)
 	delete(s.left, family)
 	if err := s.kernel.ready(ctx, family); err != nil {
 		return Written{Err: err}
 	}
-	for _, e := range exact {
-		s.kernel.words[family].noteExact(family, e.script)
-	}
-	raced, err := s.restore(ctx, family, scripts, exact)
+	raced, err := s.restore(ctx, family, scripts, direct)
 	if err != nil {
 		return Written{Raced: raced, Err: err}
 	}
@@ -434,16 +427,6 @@ func (s *contentSession) write(ctx context.Context, family rules.Family, scripts
 	if err != nil {
 		return Written{Raced: raced, At: at, Err: fmt.Errorf("the rules were written, but: %w", err)}
 	}
-	s.noted[family], s.left[family] = after.digest, after
+	s.noted[family], s.left[family] = after.Digest, after
 	return Written{Raced: raced, At: at}
-}
-
-// Close implements Session. Later reads show texts of the rules that it wrote by bytes.
-func (s *contentSession) Close() error {
-	if !s.closed {
-		for _, words := range s.kernel.words {
-			words.forgetExact()
-		}
-	}
-	return s.session.Close()
 }

@@ -13,6 +13,11 @@ import (
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
+// A setNamer returns the name of the ipset with a number.
+type setNamer interface {
+	name(number uint16) (string, error)
+}
+
 // A setIndex translates between names of ipsets and the kernel's numbers for them. The errors
 // wrap ErrNoSet if the set does not exist. It may be used concurrently.
 type setIndex interface {

@@ -8,6 +8,9 @@ import (
 	"fmt"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -150,9 +153,9 @@ func (c *xtContent) remove(name string) *xtPieces {
 }
 
 // says returns the meaning of a piece: its bytes without counts and offsets, and its goal.
-// Equal meanings are one rule for a Delete (apply) and for sum.
-func (c *xtContent) says(piece xtPiece) []byte {
-	plain := bytes.Clone(piece.bytes)
+// Equal meanings are one rule for a Delete (apply) and for sum. It may use room.
+func (c *xtContent) says(piece xtPiece, room []byte) []byte {
+	plain := append(room[:0], piece.bytes...)
 	c.layout.mask(plain)
 	e, _ := c.layout.entry(plain, 0)
 	if c.family == rules.IPv4 {
@@ -167,16 +170,27 @@ func (c *xtContent) says(piece xtPiece) []byte {
 	return append(plain, piece.goal...)
 }
 
+// raw returns a piece as the lexicon stores rules, for place.
+func (c *xtContent) raw(piece xtPiece) nft.Rule {
+	plain := c.says(xtPiece{bytes: piece.bytes}, nil)
+	e, _ := c.layout.entry(plain, 0)
+	return (&rawEntries{layout: c.layout}).rule(xtRule{entry: e, target: !piece.falls}, piece.goal)
+}
+
 // sum returns a checksum of the table's whole content, without counts. look notes it, and place
 // compares it, to find a write of a process that ignores the lock.
 func (c *xtContent) sum() uint64 {
-	sum := newChecksum()
+	sum, room := newChecksum(), []byte(nil)
+	add := func(piece xtPiece) {
+		room = c.says(piece, room)
+		sum.add(room)
+	}
 	for _, chain := range c.chains {
 		sum.add([]byte(chain.name))
 		for _, piece := range chain.rules {
-			sum.add(c.says(piece))
+			add(piece)
 		}
-		sum.add(c.says(chain.tail))
+		add(chain.tail)
 	}
 	return sum.value()
 }
@@ -184,9 +198,9 @@ func (c *xtContent) sum() uint64 {
 // errScript: a step of a script cannot be done.
 var errScript = errors.New("the script does not fit the table")
 
-// declare empties a user's chain, or makes one whose head and tail are copies of like's. place
-// calls it for each chain of Declare; like is TextChain.
-func (c *xtContent) declare(name string, like *xtPieces) error {
+// declare empties a user's chain, or makes one as iptables does. place calls it for each chain
+// of Declare.
+func (c *xtContent) declare(name string) error {
 	if len(name) >= xtExtNameLen {
 		return fmt.Errorf("%w: the name of chain %s is too long", errScript, name)
 	}
@@ -194,10 +208,14 @@ func (c *xtContent) declare(name string, like *xtPieces) error {
 		chain.rules = nil
 		return nil
 	}
-	head, tail := xtPiece{bytes: bytes.Clone(like.head.bytes), was: -1}, xtPiece{bytes: like.tail.bytes, was: -1}
-	title := c.entry(head).target[xtExtDataAt:]
-	clear(title)
-	copy(title, name)
+	const titled = xtExtDataAt + 32 // sizeof(struct xt_error_target), aligned
+	head := xtPiece{bytes: c.layout.withTarget(titled), was: -1}
+	target := c.entry(head).target
+	copy(target[xtExtNameAt:], xtError)
+	copy(target[xtExtDataAt:], name)
+	tail := xtPiece{bytes: c.layout.withTarget(xtStandardLen), was: -1}
+	returns := int32(unix.NFT_RETURN)
+	binary.NativeEndian.PutUint32(c.entry(tail).target[xtExtDataAt:], uint32(returns))
 	fresh := &xtPieces{name: name, hook: -1, head: &head, tail: tail}
 	// iptables keeps the user's chains sorted, and its search relies on that.
 	at := slices.IndexFunc(c.chains, func(chain *xtPieces) bool { return chain.head != nil && cmp.Compare(chain.name, name) > 0 })
@@ -227,8 +245,11 @@ func (c *xtContent) apply(step *Step, rule xtPiece) error {
 		}
 	case Delete:
 		if step.Index == 0 {
-			want := c.says(rule)
-			at = slices.IndexFunc(chain.rules, func(p xtPiece) bool { return p.falls == rule.falls && bytes.Equal(c.says(p), want) })
+			want, room := c.says(rule, nil), []byte(nil)
+			at = slices.IndexFunc(chain.rules, func(p xtPiece) bool {
+				room = c.says(p, room)
+				return p.falls == rule.falls && bytes.Equal(room, want)
+			})
 		}
 		if at >= 0 && at < len(chain.rules) {
 			chain.rules = slices.Delete(chain.rules, at, at+1)
@@ -298,42 +319,11 @@ func (c *xtContent) join() (info xtInfo, data []byte, was []int, err error) {
 	return info, data, was, nil
 }
 
-// newPiece returns an opaque rule, which has bytes but no text, as an entry of a legacy table.
-// stage calls it to write the rule, and keyOf to recognize the rule in a read. The result is
-// false if the bytes are missing, make no valid entry, or name an ipset.
-func newPiece(family rules.Family, rule rules.Rule) (xtPiece, bool) {
-	entry, goal, sets, ok := rule.Bytes()
-	layout := xtLayoutOf(family)
-	if !ok || sets != nil || len(entry) < layout.size+xtExtDataAt {
-		return xtPiece{}, false
-	}
-	piece := xtPiece{bytes: bytes.Clone(entry), was: -1}
-	// The bytes lack the offset or verdict of a standard target; see exactBytes.
-	if int(binary.NativeEndian.Uint16(entry[layout.nextOffset:])) == len(entry)+xtStandardLen-xtExtDataAt {
-		piece.bytes = append(piece.bytes, make([]byte, xtStandardLen-xtExtDataAt)...)
-	}
-	const align = 8 // of each entry
-	e, err := layout.entry(piece.bytes, 0)
-	if err != nil || e.next != len(piece.bytes) || e.next%align != 0 || e.isHead || e.isStandard && len(e.target) != xtStandardLen {
-		return xtPiece{}, false
-	}
-	if e.isStandard {
-		verdict := verdictNumber(string(goal))
-		binary.NativeEndian.PutUint32(e.target[xtExtDataAt:], uint32(verdict))
-		if verdict == 0 {
-			piece.goal, piece.falls = string(goal), len(goal) == 0
-		}
-	}
-	return piece, true
-}
-
-// verdictNumber returns the verdict of that name, as verdictName names it, for newPiece; 0 for
-// another name, such as a chain's.
-func verdictNumber(name string) int32 {
-	for _, verdict := range []int32{-1, -2, -5} {
-		if verdictName(int(verdict)) == name {
-			return verdict
-		}
-	}
-	return 0
+// withTarget returns an entry without conditions and with a target of that size, for declare.
+func (l xtLayout) withTarget(size int) []byte {
+	entry := make([]byte, l.size+size)
+	binary.NativeEndian.PutUint16(entry[l.targetOffset:], uint16(l.size))
+	binary.NativeEndian.PutUint16(entry[l.nextOffset:], uint16(len(entry)))
+	binary.NativeEndian.PutUint16(entry[l.size:], uint16(size))
+	return entry
 }

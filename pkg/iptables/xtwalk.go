@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -20,8 +19,8 @@ type xtLayout struct {
 	in, out      int // names of interfaces, each of xtInterfaceLen bytes
 	inMask       int // and their masks
 	outMask      int
-	protocol     int // u16
-	inverse      int // u8: the inverted conditions
+	inverse      int // u8: the inverted conditions, behind the flags
+	gotoFlag     byte
 	targetOffset int // u16: the offset of the target in the entry
 	nextOffset   int // u16: the offset of the next entry
 	comefrom     int // u32: scratch space of the kernel's loop check
@@ -34,10 +33,10 @@ const xtInterfaceLen = 16 // IFNAMSIZ
 // xtLayoutOf returns the offsets in the entries of a family's tables.
 func xtLayoutOf(family rules.Family) xtLayout {
 	if family == rules.IPv6 { // a byte for the traffic class is before the flags
-		return xtLayout{in: 64, out: 80, inMask: 96, outMask: 112, protocol: 128, inverse: 132,
+		return xtLayout{in: 64, out: 80, inMask: 96, outMask: 112, inverse: 132, gotoFlag: 4,
 			targetOffset: 140, nextOffset: 142, comefrom: 144, counters: 152, size: 168}
 	}
-	return xtLayout{in: 16, out: 32, inMask: 48, outMask: 64, protocol: 80, inverse: 83,
+	return xtLayout{in: 16, out: 32, inMask: 48, outMask: 64, inverse: 83, gotoFlag: 2,
 		targetOffset: 88, nextOffset: 90, comefrom: 92, counters: 96, size: 112}
 }
 
@@ -264,34 +263,8 @@ func (e xtEntry) eachMatch(f func(m []byte)) {
 	}
 }
 
-// indexed reports whether the entry contains a number that has a meaning only while the entry
-// is in the table. ipset's match and target name their set by its index. canaryd never writes
-// such bytes again, nor finds a text by them alone.
-func (e xtEntry) indexed() bool {
-	found := string(extName(e.target)) == "SET"
-	e.eachMatch(func(m []byte) { found = found || string(extName(m)) == "set" })
-	return found
-}
-
 func extName(ext []byte) []byte {
 	return nft.UntilNUL(ext[xtExtNameAt : xtExtNameAt+xtExtNameLen])
-}
-
-// mark returns the comment of a rule that is nothing but a mark of canaryd; false for any other
-// rule. So nameTable knows each mark's text, and no iptables-save has to print it. The bytes
-// must be as iptables-legacy 1.8.9 writes them: match "comment" revision 0, no other condition,
-// no target; walkEntries has cleared the counters. iptables prints a comment in quotes only if
-// it has a character like a mark's colon.
-func (r xtRule) mark(layout xtLayout) (string, bool) {
-	e := r.entry
-	if r.target || len(e.target) != xtStandardLen || len(e.matches) != xtExtDataAt+commentSize || !bytes.HasPrefix(r.comment, []byte(markPrefix)) {
-		return "", false
-	}
-	none := func(b []byte) bool { return len(bytes.Trim(b, "\x00")) == 0 }
-	plain := none(e.whole[:layout.targetOffset]) && none(e.whole[layout.nextOffset+2:layout.size]) &&
-		e.matches[xtExtDataAt-1] == 0 && none(e.matches[xtExtDataAt+len(r.comment):])
-	comment := string(r.comment)
-	return comment, plain && isMarkComment(comment) && strings.Contains(comment, ":")
 }
 
 // verdictName returns iptables' name for a verdict (NF_DROP, NF_ACCEPT and XT_RETURN as a
@@ -306,16 +279,4 @@ func verdictName(verdict int) string {
 		return "RETURN"
 	}
 	return ""
-}
-
-// targetName returns the name of a target as a string. It saves an allocation for the most
-// frequent names, because xtLexicon.name calls it for each rule.
-func targetName(name []byte) string {
-	switch string(name) {
-	case "DNAT":
-		return "DNAT"
-	case "MARK":
-		return "MARK"
-	}
-	return string(name)
 }

@@ -20,6 +20,10 @@ import (
 // Expressions are the content of NFTA_RULE_EXPRESSIONS in the kernel's own order. Counters are
 // zero, and the numbers of ipsets are 0xffff. sets has the names of the ipsets, in the order of
 // their places. A rule with user data has no words.
+//
+// A rule of x_tables, as iptables-legacy writes it, has the same expressions "match" and
+// "target", and "immediate" for a verdict or a jump. Its conditions without an extension are in
+// EntryHead, the first expression.
 func Words(family tableid.Family, expressions, userdata []byte, sets []string) (string, bool) {
 	if userdata != nil {
 		return "", false
@@ -32,7 +36,7 @@ func Words(family tableid.Family, expressions, userdata []byte, sets []string) (
 			return "", false
 		}
 	}
-	if d.loaded != nothing || !d.counted || len(d.sets) > 0 {
+	if d.loaded != nothing || !d.counted && !d.isEntry || d.goes || len(d.sets) > 0 {
 		return "", false
 	}
 	return d.words(), true
@@ -56,6 +60,9 @@ type decoder struct {
 	register, offset, length uint32
 	mask                     []byte // of the loaded field; nil for the whole field
 	fragments                []byte
+	// isEntry says that the rule is of x_tables: its first expression is EntryHead. goes says
+	// that it has the flag of a goto, without the verdict so far.
+	isEntry, goes bool
 }
 
 // A load is the content of the register that the next expression compares.
@@ -100,7 +107,12 @@ func (d *decoder) expression(name string, data *fields) bool {
 	if name != "payload" && !d.closeTransport() {
 		return false
 	}
+	if d.isEntry {
+		d.counted = name == "immediate" || name == "target" // each entry has counters
+	}
 	switch name {
+	case EntryHead:
+		return d.entryHead(data)
 	case "meta":
 		return d.meta(data)
 	case "payload":
@@ -318,6 +330,13 @@ func (d *decoder) compareAddress(not bool, value []byte) bool {
 		}
 		bits = prefixOf(d.mask)
 	}
+	return d.sayAddress(words, name, not, value, bits, size)
+}
+
+// sayAddress sets words, the place of option name (-s or -d), to an address and the number of
+// its first bits that count. value may be the beginning of the size bytes of an address. False:
+// the rule has no words, because iptables would print or read another address.
+func (d *decoder) sayAddress(words *[]byte, name string, not bool, value []byte, bits, size int) bool {
 	var whole [netip6Len]byte
 	copy(whole[:], value)
 	addr, _ := netip.AddrFromSlice(whole[:size])
@@ -398,28 +417,45 @@ func option(out []byte, not bool, name, value string) []byte {
 func (d *decoder) limit(data *fields) bool {
 	rate, unit := data.number64(unix.NFTA_LIMIT_RATE), data.number64(unix.NFTA_LIMIT_UNIT)
 	burst, kind, flags := data.number(unix.NFTA_LIMIT_BURST), data.number(unix.NFTA_LIMIT_TYPE), data.number(unix.NFTA_LIMIT_FLAGS)
-	const scale, usualBurst = 10000, 5 // XT_LIMIT_SCALE; XT_LIMIT_BURST
-	if kind != unix.NFT_LIMIT_PKTS || flags != 0 || rate == 0 || rate > scale || unit > limitUnits[0].seconds || !d.once(limitMatch) || d.counted {
+	if kind != unix.NFT_LIMIT_PKTS || flags != 0 || rate == 0 || rate > limitScale || unit > limitUnits[0].seconds || !d.once(limitMatch) || d.counted {
 		return false
 	}
-	average := scale * unit / rate
+	said, n := d.sayLimit(limitScale*unit/rate, burst)
+	return said == rate && limitUnits[n].seconds == unit
+}
+
+// xtLimit adds the words of -m limit from its data, struct xt_rateinfo; match calls it. False:
+// iptables would read the printed rate as another one, and the rule has no words.
+func (d *decoder) xtLimit(x xtInfo) bool {
+	if len(x) != 40 || !x.zeroFrom(8) {
+		return false
+	}
+	average := uint64(x.u32(0))
+	said, n := d.sayLimit(average, x.u32(4))
+	return said > 0 && limitScale*limitUnits[n].seconds/said == average
+}
+
+const limitScale = 10000 // XT_LIMIT_SCALE
+
+// sayLimit adds the words of a limit as iptables prints it. It returns the printed rate, 0 for
+// none, and the number of its unit. average is the time between two packets in xt_limit's
+// units, for limit and xtLimit.
+func (d *decoder) sayLimit(average uint64, burst uint32) (rate uint64, n int) {
+	const usualBurst = 5 // XT_LIMIT_BURST
 	if average == 0 {
-		return false
+		return 0, 0
 	}
-	n := 0
 	for ; n+1 < len(limitUnits); n++ { // find the shortest unit in which the rate is nearly whole
-		if next := scale * limitUnits[n+1].seconds; average > next || next/average < next%average {
+		if next := limitScale * limitUnits[n+1].seconds; average > next || next/average < next%average {
 			break
 		}
 	}
-	if u := limitUnits[n]; u.seconds != unit || scale*unit/average != rate {
-		return false
-	}
+	rate = limitScale * limitUnits[n].seconds / average
 	d.matches = append(strconv.AppendUint(append(d.matches, " -m limit --limit "...), rate, 10), limitUnits[n].name...)
 	if burst != usualBurst {
 		d.matches = strconv.AppendUint(append(d.matches, " --limit-burst "...), uint64(burst), 10)
 	}
-	return true
+	return rate, n
 }
 
 var limitUnits = []struct {

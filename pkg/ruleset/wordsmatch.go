@@ -64,6 +64,8 @@ func (d *decoder) match(data *fields) bool {
 		return false
 	}
 	switch {
+	case name == "limit" && revision == 0 && d.isEntry:
+		return d.once(limitMatch) && d.xtLimit(info)
 	case name == "comment" && revision == 0:
 		return d.comment(info)
 	case name == "tcp" && revision == 0:

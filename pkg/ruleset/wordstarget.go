@@ -48,6 +48,10 @@ func (d *decoder) verdict(data *fields) bool {
 	default:
 		return false
 	}
+	if d.isEntry && d.goes != (code == unix.NFT_GOTO) {
+		return false
+	}
+	d.goes = false
 	d.target = append(append(d.target, option...), chain...)
 	return into == unix.NFT_REG_VERDICT && outer.done() && v.done()
 }
@@ -77,6 +81,8 @@ func (d *decoder) xtTarget(data *fields) bool {
 		return d.tproxy(x)
 	case name == "CT" && revision == 2:
 		return d.notrack(x)
+	case name == "TRACE" && revision == 0:
+		return len(x) == 0
 	case name == "DNAT" && (revision == 2 || revision == 0 && v4 || revision == 1 && !v4):
 		return d.nat(x, revision, "--to-destination", natAddresses|natPorts|natRandom|natPersistent)
 	case name == "SNAT" && (revision == 0 && v4 || revision == 1 && !v4):

@@ -1,0 +1,309 @@
+package iptables
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// This file writes scripts to legacy tables by the bytes of their rules. canaryd reads the table,
+// applies the script, and replaces the whole table or nothing. iptables-restore writes texts
+// without bytes to a chain that nothing jumps to before, as nftteach.go does. Until the table is
+// replaced, no packet meets any of these rules.
+
+// Writes implements Session. It writes a rule without a text by its bytes.
+func (s *contentSession) Writes(rule rules.Rule) bool {
+	_, opaque := rule.Opaque()
+	return !opaque || rule.HasBytes() && canReplace()
+}
+
+// lookDirectly returns, by their indexes, the scripts that are written by bytes. It notes the
+// content of their tables, before the guard of a Restore, so that place finds any later write.
+// A script that goes as text has only texts with known bytes: else it could not be proved.
+func (s *contentSession) lookDirectly(ctx context.Context, family rules.Family, scripts []Script) (map[int]*xtWrite, error) {
+	if s.closed || !canReplace() {
+		return nil, nil
+	}
+	direct := map[int]*xtWrite{}
+	for i := range scripts {
+		script := &scripts[i]
+		if err := s.kernel.ready(ctx, family); err != nil {
+			return nil, err
+		}
+		if s.kernel.goesAsText(script) && script.textless() == nil && !s.kernel.lacksBytes(family, script) {
+			continue
+		}
+		direct[i] = &xtWrite{kernel: s.kernel, socket: s.kernel.reader.(xtReader).sockets[family], lexicon: s.kernel.lexicon(family), family: family, script: script}
+		if err := direct[i].look(); err != nil {
+			return nil, err
+		}
+	}
+	return direct, nil
+}
+
+// restore writes scripts of one family, table by table, for write. direct has, by index, the
+// scripts to write by bytes. iptables-restore writes the others, and those whose table the kernel
+// refuses: it names the refused rule. After the first write, a stale read is found too late, and
+// counts as raced.
+func (s *contentSession) restore(ctx context.Context, family rules.Family, scripts []Script, direct map[int]*xtWrite) (raced bool, err error) {
+	var text Scripts
+	wrote := map[rules.TableName]bool{}
+	for i := range scripts {
+		d := direct[i]
+		if d == nil {
+			text, wrote[scripts[i].Table] = append(text, scripts[i]), true
+			continue
+		}
+		if len(text) > 0 {
+			if err := s.kernel.restore(ctx, family, text); err != nil {
+				return raced, err
+			}
+			text, ctx = nil, context.WithoutCancel(ctx) // all of it belongs together
+		}
+		if wrote[d.script.Table] {
+			if err := d.look(); err != nil {
+				return raced, err
+			}
+		}
+		d.anyway = d.anyway || len(wrote) > 0
+		err := d.write(ctx)
+		raced = raced || d.raced
+		if _, refused := errors.AsType[*RestoreError](err); refused && d.script.textless() == nil {
+			err = s.kernel.restore(ctx, family, Scripts{*d.script})
+		}
+		if err != nil {
+			return raced, err
+		}
+		wrote[d.script.Table], ctx = true, context.WithoutCancel(ctx)
+	}
+	if len(text) == 0 {
+		return raced, nil
+	}
+	return raced, s.kernel.restore(ctx, family, text)
+}
+
+// An xtWrite is the write of one script.
+type xtWrite struct {
+	kernel  *Kernel
+	socket  *xtSocket
+	lexicon *lexicon
+	family  rules.Family
+	script  *Script
+	anyway  bool // also after another process's write since look, which raced reports
+	raced   bool
+
+	listed  bool            // the table exists
+	sum     uint64          // of the table before
+	chains  map[string]bool // existing chains, and those of the script's Declare
+	staged  []int           // the steps with rules for iptables-restore, in order
+	jumps   map[int]bool    // the staged steps whose rules jump
+	pieces  []xtPiece       // by step
+	numbers usedNumbers     // of the ipsets in pieces
+}
+
+// placeTries bounds the attempts to read and replace a table. An attempt fails if another
+// process ignores the lock and writes between the two, which are a fraction of a millisecond
+// apart.
+const placeTries = 3
+
+// write writes the script as this file's first comment describes. contentSession.restore calls
+// it. After nft.ErrStale the tables must be read again: another process wrote since look, or
+// rules in force have turned out to have texts of the script. Other errors are a refusal of the
+// script; TextChain is removed after any error.
+func (w *xtWrite) write(ctx context.Context) error {
+	stage, err := w.stage()
+	if err != nil {
+		return err
+	}
+	if len(w.staged) > 0 || !w.listed {
+		if err := w.kernel.restore(ctx, w.family, Scripts{stage}); err != nil {
+			return err
+		}
+	}
+	for range placeTries {
+		var failed error // apart from errors of the read, which would be repeated
+		err = w.socket.entries(w.script.Table, func(info xtInfo, data []byte) error {
+			failed = w.place(info, data)
+			return nil
+		})
+		if err = cmp.Or(err, failed); err == nil {
+			return nil
+		}
+		if errors.Is(err, unix.EAGAIN) { // by the read: the table never stayed unchanged
+			err = nft.ErrStale
+		}
+		if !w.anyway || !errors.Is(err, nft.ErrStale) {
+			break
+		}
+		w.raced = true
+	}
+	if !w.numbers.current() {
+		err = nft.ErrStale
+	}
+	if len(w.staged) > 0 || !w.listed {
+		remove := Script{Table: stage.Table, Declare: stage.Declare, Steps: []Step{{Verb: Drop, Chain: TextChain}}}
+		if failed := w.kernel.restore(context.WithoutCancel(ctx), w.family, Scripts{remove}); failed != nil {
+			err = fmt.Errorf("%w; and chain %s could not be removed: %w", err, TextChain, failed)
+		}
+	}
+	if errors.Is(err, nft.ErrStale) && !w.anyway || errors.Is(err, nft.ErrPermission) {
+		return err
+	}
+	others := errors.Is(err, errScript) || errors.Is(err, errWalk) || errors.Is(err, nft.ErrStale)
+	return w.refusal(err, !others)
+}
+
+// refusal returns the error of a refused write. textless says whether a rule without a text may
+// be the cause.
+func (w *xtWrite) refusal(err error, textless bool) *RestoreError {
+	refused := &RestoreError{Program: "x_tables", Reason: ReasonOther, Textless: textless, Stderr: err.Error()}
+	if errors.Is(err, ErrNoSet) {
+		refused.Reason = ReasonMissingSet
+	}
+	return refused
+}
+
+// look notes the chains of the table and a checksum of its content, for stage and place.
+// lookDirectly calls it, and restore once more if an earlier script wrote the table.
+func (w *xtWrite) look() error {
+	w.chains, w.listed = map[string]bool{}, false
+	for _, name := range w.script.Declare {
+		w.chains[name] = true
+	}
+	tables, err := w.socket.tables()
+	if err != nil || !slices.Contains(tables, w.script.Table) { // a query would create it
+		return err
+	}
+	w.listed = true
+	return w.socket.entries(w.script.Table, func(info xtInfo, data []byte) error {
+		content, err := takeApart(w.family, info, data)
+		if err != nil {
+			return err
+		}
+		content.remove(TextChain)
+		for _, c := range content.chains {
+			w.chains[c.name] = true
+		}
+		w.sum = content.sum()
+		return nil
+	})
+}
+
+// stage makes the pieces of rules whose bytes are known, and returns the script that writes the
+// others to TextChain; write executes it. A rule may jump to a chain that does not exist yet:
+// there it jumps to its own chain instead. The error refuses the script.
+func (w *xtWrite) stage() (Script, error) {
+	stage := Script{Table: w.script.Table, Declare: []string{TextChain}}
+	w.pieces, w.jumps = make([]xtPiece, len(w.script.Steps)), map[int]bool{}
+	w.staged, w.numbers.index = nil, w.kernel.sets
+	var room []byte
+	for i := range w.script.Steps {
+		step := &w.script.Steps[i]
+		if step.Verb == Flush || step.Verb == Drop || step.Verb == Delete && step.Index > 0 {
+			continue
+		}
+		reason, opaque := step.Rule.Opaque()
+		raw, known := w.lexicon.raw(step.Rule, room)
+		if known {
+			room = raw.Expressions
+			var err error
+			if w.pieces[i], err = w.piece(raw); err == nil {
+				continue
+			} else if opaque {
+				return stage, w.refusal(fmt.Errorf("a rule of chain %s cannot be written: %w", step.Chain, err), true)
+			}
+		}
+		if opaque {
+			return stage, w.refusal(fmt.Errorf("a rule of chain %s has neither a text nor bytes: %s", step.Chain, reason), true)
+		}
+		rule := step.Rule
+		if w.jumps[i] = rule.Target != "" && w.chains[rule.Target]; w.jumps[i] {
+			rule = rule.WithTarget(TextChain)
+		}
+		w.staged = append(w.staged, i)
+		stage.Steps = append(stage.Steps, Step{Verb: Append, Chain: TextChain, Rule: rule})
+	}
+	return stage, nil
+}
+
+// piece returns a rule as an entry to write. The error says which object of the kernel it lacks,
+// or that its bytes alone do not make it again.
+func (w *xtWrite) piece(raw nft.Rule) (xtPiece, error) {
+	if _, err := needsOf(raw, w.family); err != nil {
+		return xtPiece{}, err
+	}
+	if err := pinnedStand(raw); err != nil {
+		return xtPiece{}, err
+	}
+	raw, err := numberSets(raw, w.numbers.number)
+	if err != nil {
+		return xtPiece{}, err
+	}
+	return pieceOf(w.family, raw)
+}
+
+// place changes the table that was read, and immediately replaces it; write calls it with a
+// fresh read. It returns nft.ErrStale if another process wrote since look; with anyway, only if
+// one wrote since the read.
+func (w *xtWrite) place(info xtInfo, data []byte) error {
+	content, err := takeApart(w.family, info, data)
+	if err != nil {
+		return err
+	}
+	text := content.remove(TextChain)
+	if len(w.staged) > 0 && (text == nil || len(text.rules) != len(w.staged)) {
+		return fmt.Errorf("%w: chain %s does not hold the %d rules that iptables-restore wrote", errScript, TextChain, len(w.staged))
+	}
+	if w.listed && content.sum() != w.sum { // by a process that ignores the lock
+		if !w.anyway {
+			return nft.ErrStale
+		}
+		w.raced = true
+	}
+	revealed := w.lexicon.revealed.Load()
+	for n, i := range w.staged {
+		piece := text.rules[n]
+		piece.was = -1
+		if w.jumps[i] {
+			piece.goal = w.script.Steps[i].Rule.Target
+		}
+		w.pieces[i] = piece
+		if err := w.name(content.raw(piece), w.script.Steps[i].Rule); err != nil {
+			return err
+		}
+	}
+	if !w.anyway && w.lexicon.revealed.Load() != revealed {
+		return nft.ErrStale // rules in force would be written a second time
+	}
+	for _, name := range w.script.Declare {
+		if err := content.declare(name); err != nil {
+			return err
+		}
+	}
+	for i := range w.script.Steps {
+		if err := content.apply(&w.script.Steps[i], w.pieces[i]); err != nil {
+			return err
+		}
+	}
+	now, entries, was, err := content.join()
+	if err != nil {
+		return err
+	}
+	return w.socket.replace(info, now, entries, was)
+}
+
+// name notes the text from which iptables-restore made these bytes.
+func (w *xtWrite) name(raw nft.Rule, rule rules.Rule) error {
+	named, err := nameSets(raw, w.kernel.sets.name)
+	if err != nil {
+		return nil // its bytes identify nothing
+	}
+	return w.lexicon.name(named, rule)
+}
