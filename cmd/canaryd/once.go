@@ -31,14 +31,14 @@ type bench struct {
 }
 
 // withBench runs do without a daemon, and lets none start meanwhile. It calls do with the
-// opened kernel and store. writes means that do may write. The code is do's exit code.
-func withBench(ctx context.Context, o *options, writes bool, do func(bench) (int, error)) (code int, err error) {
+// opened kernel and store. The code is do's exit code.
+func withBench(ctx context.Context, o *options, do func(bench) (int, error)) (code int, err error) {
 	release, err := here.Exclude()
 	if err != nil {
 		return exitError, fmt.Errorf("%w, but not at --socket %s", err, o.socket)
 	}
 	defer release()
-	kernel, store, err := open(ctx, o, writes)
+	kernel, store, err := open(ctx, o)
 	if err != nil {
 		return exitError, err
 	}
@@ -92,7 +92,7 @@ func look(ctx context.Context, o *options, to streams) (int, error) {
 	if !errors.Is(err, control.ErrNoDaemon) {
 		return exitError, err
 	}
-	return withBench(ctx, o, false, func(b bench) (int, error) {
+	return withBench(ctx, o, func(b bench) (int, error) {
 		state, stored, err := b.store.LoadState()
 		if err != nil {
 			return exitError, fmt.Errorf("there is nothing to compare with, and no daemon is running: %w", err)
@@ -179,7 +179,7 @@ func runRender(ctx context.Context, o *options, to streams) (int, error) {
 		if shown, err := renderNative(o, to); shown || err != nil {
 			return exitOK, err
 		}
-		return withBench(ctx, o, true, func(b bench) (int, error) {
+		return withBench(ctx, o, func(b bench) (int, error) {
 			g, err := b.generation(ctx, to)
 			if err == nil {
 				_, err = fmt.Fprint(to.out, rules.Render(g, family))
@@ -288,7 +288,7 @@ func runCleanup(ctx context.Context, o *options, to streams) (int, error) {
 			return exitError, onrequest.ErrWhoseRules
 		}
 		o.maxRules = 0 // a chain that is left out could not be removed
-		_, err = withBench(ctx, o, true, func(b bench) (int, error) {
+		_, err = withBench(ctx, o, func(b bench) (int, error) {
 			err := onrequest.RemoveAll(ctx, b.replayer(), b.job(nil, nil), o.rules)
 			state, _, _ := b.store.LoadState() // after an unreadable state, the tables that canaryd made are unknown
 			onrequest.RemoveMade(ctx, b.kernel, state.MadeTables)

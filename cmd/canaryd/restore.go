@@ -26,7 +26,7 @@ func runRestore(ctx context.Context, o *options, to streams) (int, error) {
 	if !errors.Is(err, control.ErrNoDaemon) {
 		return code, err
 	}
-	return withBench(ctx, o, true, func(b bench) (int, error) { return o.restoreBy(ctx, to, b.restore) })
+	return withBench(ctx, o, func(b bench) (int, error) { return o.restoreBy(ctx, to, b.restore) })
 }
 
 // restoreBy restores through restore (the daemon's, or bench.restore), and prints the result.

@@ -57,7 +57,7 @@ func runDaemon(ctx context.Context, o *options, _ streams) (int, error) {
 			return exitOK, nil // SIGTERM, before anything began
 		}
 	}
-	kernel, store, err := open(ctx, o, true)
+	kernel, store, err := open(ctx, o)
 	if err != nil {
 		return exitError, err
 	}
@@ -65,11 +65,10 @@ func runDaemon(ctx context.Context, o *options, _ streams) (int, error) {
 }
 
 // open opens the kernel and the store of the state folder, for the daemon and for commands
-// without one. writes means that the caller may write: then the kernel may try rules. An error
-// closes the kernel.
-func open(ctx context.Context, o *options, writes bool) (*iptables.Kernel, *reload.Store, error) {
+// without one. An error closes the kernel.
+func open(ctx context.Context, o *options) (*iptables.Kernel, *reload.Store, error) {
 	cfg := o.kernelConfig()
-	cfg.Before, cfg.Trials = o.lastBackend(ctx), writes
+	cfg.Before = o.lastBackend(ctx)
 	kernel, err := iptables.Open(ctx, cfg)
 	if err != nil {
 		return nil, nil, err

@@ -77,11 +77,5 @@ func TestAReadWithoutTheLargestChains(t *testing.T) {
 
 // knownTexts returns the number of a family's rules in its lexicon.
 func (k *Kernel) knownTexts(family rules.Family) int {
-	switch {
-	case k.mirror != nil:
-		return len(k.mirror.families[family].lexicon.entries)
-	case k.words[family] != nil:
-		return len(k.words[family].words)
-	}
-	return 0
+	return len(k.lexicon(family).entries)
 }

@@ -37,11 +37,6 @@ type Config struct {
 	// DefaultMaxRules, a negative number no limit. A Snapshot has no rules of the chains beyond
 	// the limit; see LeftOut.
 	MaxRules int
-	// Trials lets Sessions on legacy test ambiguous texts, which may also be the texts of other
-	// rules. A Session has iptables-restore write them to a chain that nothing jumps to, and
-	// removes that chain. A rule is opaque until its text was tested. Without Trials, canaryd
-	// trusts the text.
-	Trials bool
 	// Protects names the protected chains, which are left out last; nil means all.
 	Protects func(chain string) bool
 }

@@ -169,7 +169,7 @@ func lastLine(err error) string {
 func (s *corpusStage) flushAndHeal(t *testing.T) {
 	t.Helper()
 	ctx := t.Context()
-	k := iptables.OpenKernel(t, iptables.Config{Backend: s.backend, Families: []rules.Family{s.family}, Trials: true})
+	k := iptables.OpenKernel(t, iptables.Config{Backend: s.backend, Families: []rules.Family{s.family}})
 	selector, err := protect.NewSelector([]string{"CORPUS-*", "GOAL"})
 	if err != nil {
 		t.Fatal(err)

@@ -3,7 +3,6 @@ package iptables
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,7 +14,6 @@ import (
 
 	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
-	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -173,55 +171,6 @@ func TestReadNativeRuleIsOpaque(t *testing.T) {
 			t.Errorf("probe (-want +got):\n%s", diff)
 		}
 	})
-}
-
-// A stand-in for iptables-save prints nothing of an existing table. On legacy the
-// kernel says that the table exists.
-func TestASilentSaveDeletesNoTable(t *testing.T) {
-	nstest.Run(t, func(t *testing.T) {
-		nstest.NeedProgram(t, program(Legacy, rules.IPv4, ""))
-		k := openKernel(t, Config{Backend: Legacy})
-		iptablesCommand(t, Legacy, rules.IPv4, "-t nat -N X")
-		iptablesCommand(t, Legacy, rules.IPv4, "-t nat -A X -p tcp -j RETURN")
-		standIn(t, k, rules.IPv4, "exit 0")
-		got := mustRead(t, k, rules.IPv4)
-		chain := got.Tables[rules.Nat].Chain("X")
-		if chain == nil || len(chain.Rules) != 1 {
-			t.Fatalf("tables %v, unreadable %v", got.Tables, got.Unreadable)
-		}
-		if _, opaque := chain.Rules[0].Opaque(); !opaque {
-			t.Errorf("the rule is %q", chain.Rules[0].Spec)
-		}
-	})
-}
-
-// failures are possible failures of a stand-in for iptables-save, or for iptables
-// when it prints chains.
-var failures = []struct{ name, script, want string }{
-	{"exit code", "echo oh dear >&2; exit 3", "stand-in, exit 3: oh dear"},
-	{"privileges", "echo 'Could not fetch rule set generation id: Permission denied (you must be root)' >&2; exit 4",
-		nft.ErrPermission.Error() + ": stand-in, exit 4: Could not fetch rule set generation id: Permission denied (you must be root)"},
-	{"hangs", "sleep 86400 & sleep 86400", "stand-in was killed: it did not end within 200ms: context deadline exceeded"},
-}
-
-func TestReadFailures(t *testing.T) {
-	for _, c := range failures {
-		t.Run(c.name, func(t *testing.T) {
-			nstest.Run(t, func(t *testing.T) {
-				nstest.NeedProgram(t, program(Legacy, rules.IPv4, ""))
-				k := openKernel(t, Config{Backend: Legacy})
-				iptablesCommand(t, Legacy, rules.IPv4, "-t nat -A OUTPUT -p tcp -j RETURN") // iptables must print its text
-				if c.name == "hangs" {
-					k.cfg.ReadTimeout = 200 * time.Millisecond
-				}
-				standIn(t, k, rules.IPv4, c.script)
-				_, err := k.Read(t.Context(), rules.IPv4)
-				if diff := cmp.Diff(c.want, fmt.Sprint(err)); diff != "" {
-					t.Errorf("error (-want +got):\n%s", diff)
-				}
-			})
-		})
-	}
 }
 
 // standIn replaces the family's programs.

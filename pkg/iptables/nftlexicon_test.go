@@ -72,7 +72,7 @@ var rawContent = cmp.AllowUnexported(nft.Rule{})
 // The lexicon has words for a rule that it can spell, and its bytes for these
 // words.
 func TestLexiconSpells(t *testing.T) {
-	l := newLexicon(rules.IPv4)
+	l := newLexicon(rules.IPv4, false, nil)
 	raw := nft.Rule{Expressions: exprs(commented("hi"), counting0, goes("X"))}
 	rule := rules.Rule{Spec: "-m comment --comment hi -j X", Target: "X"}
 	if got := l.text(mustIntern(t, l, raw)); got != rule {
@@ -106,7 +106,7 @@ func TestLexiconSpells(t *testing.T) {
 // A rule that cannot be spelled is opaque: it has its bytes and a label. Once
 // iptables-restore has made the same bytes from a text, the rule has that text.
 func TestLexiconKeepsBytes(t *testing.T) {
-	l := newLexicon(rules.IPv4)
+	l := newLexicon(rules.IPv4, false, nil)
 	raw := nft.Rule{Expressions: exprs(commented("hi"), xtOf("match", "unheardof", 0, []byte{1, 2, 3, 4}), counting0, goes("X"))}
 	id := mustIntern(t, l, raw)
 	rule := l.text(id)
@@ -133,7 +133,7 @@ func TestLexiconKeepsBytes(t *testing.T) {
 // An earlier version saved an opaque rule. It is read with the words that its
 // bytes have now. Once its text is known, it has that text, too.
 func TestAnOpaqueRuleIsReadAnew(t *testing.T) {
-	l := newLexicon(rules.IPv4)
+	l := newLexicon(rules.IPv4, false, nil)
 	held := func(e ...nft.Expression) rules.Rule {
 		return rules.OpaqueBytes(exprs(e...), nil, "X", "an earlier version had no words")
 	}
@@ -166,7 +166,7 @@ func TestLexiconKeepsNoNumbers(t *testing.T) {
 		"ipset's match": nfttest.XTMatch("set", make([]byte, 8)), "ipset's target": nfttest.XTTarget("SET"), "a set of nft's": nfttest.Expression("lookup", nil),
 		"a map of nft's": nfttest.Expression("objref", nil), "a meter of nft's": nfttest.Expression("dynset", nil),
 	} {
-		l := newLexicon(rules.IPv4)
+		l := newLexicon(rules.IPv4, false, nil)
 		rule := l.text(mustIntern(t, l, rawOf(t, nil, e, nfttest.Counter(0, 0), jump("X"))))
 		if _, opaque := rule.Opaque(); !opaque || rule.HasBytes() || !strings.Contains(rule.Spec, errNotPortable.Error()) {
 			t.Errorf("%s: %v", name, rule)
@@ -179,7 +179,7 @@ func TestLexiconKeepsNoNumbers(t *testing.T) {
 
 func TestLexiconForgets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLexicon(rules.IPv4)
+		l := newLexicon(rules.IPv4, false, nil)
 		raws := map[string]nft.Rule{}
 		var held, gone []nft.RuleID
 		for i := range 3 * fewEntries {
@@ -231,7 +231,7 @@ func TestLexiconKnowsMarks(t *testing.T) {
 		defer conn.Close()
 		const spec = `-m comment --comment "canaryd-witness-0123456789abcdef"`
 		nstest.CommandInput(t, "*nat\n:X - [0:0]\n-A X "+spec+"\nCOMMIT\n", "iptables-nft-restore", "--noflush")
-		l := newLexicon(rules.IPv4)
+		l := newLexicon(rules.IPv4, false, nil)
 		var found []rules.Rule
 		if err := conn.EachRule(rules.IPv4, rules.Nat, "X", func(m nft.RuleMessage) error {
 			found = append(found, l.text(mustIntern(t, l, m.Rule)))
@@ -250,7 +250,7 @@ func TestLexiconKnowsMarks(t *testing.T) {
 	for _, spec := range []string{
 		`-m comment --comment "canaryd-x" -j X`, `-m comment --comment "canaryd-\"x"`, `-m comment --comment "other"`, `-m comment --comment canaryd-x`,
 	} {
-		if _, ok := newLexicon(rules.IPv4).raw(rules.Rule{Spec: spec}, nil); ok {
+		if _, ok := newLexicon(rules.IPv4, false, nil).raw(rules.Rule{Spec: spec}, nil); ok {
 			t.Errorf("%s counts as a mark", spec)
 		}
 	}
@@ -263,7 +263,7 @@ func FuzzLexicon(f *testing.F) {
 		if err != nil {
 			return
 		}
-		l := newLexicon(rules.IPv4)
+		l := newLexicon(rules.IPv4, false, nil)
 		id, err := l.intern(m.Rule)
 		if err != nil {
 			return

@@ -41,10 +41,7 @@ func describe(set rules.Ruleset, unreadable map[rules.TableName]error) described
 func wantAsSaved(t *testing.T, k *Kernel, family rules.Family, after string) Snapshot {
 	t.Helper()
 	got := mustRead(t, k, family)
-	set, unreadable, err := k.save(t.Context(), family)
-	if err != nil {
-		t.Fatal(err)
-	}
+	set, unreadable := k.save(t, family)
 	exist, err := iptablesTables(dialTest(t), family)
 	if err != nil {
 		t.Fatal(err)

@@ -195,11 +195,9 @@ func FuzzWalkEntries(f *testing.F) {
 		info.fits(family, data)
 		look := newXTProbe(family, []Place{{Table: rules.Filter, Chain: "INPUT"}, {Table: rules.Filter, Chain: "X"}})
 		_ = look.table(rules.Filter, info, data) // may fail, must not panic
-		l := newXTLexicon(false)
-		if table, err := nameTable(family, rules.Filter, info, data, l, nil); err == nil {
-			walked := xtFamily{tables: []xtTable{table}}
-			l.learn(walked, sampleText())
-			l.ruleset(walked, nothingEarlier)
+		l := newLexicon(family, true, nil)
+		if table, err := readTable(rules.Filter, info, data, l, nil, nil); err == nil {
+			l.show([]xtTable{table}, func(rules.TableName) *rules.Table { return nil })
 		}
 	})
 }

@@ -209,7 +209,7 @@ func (w *xtWrite) stage() (Script, error) {
 		if step.Verb == Flush || step.Verb == Drop || step.Verb == Delete && step.Index > 0 {
 			continue
 		}
-		reason, opaque := step.Rule.Opaque()
+		_, opaque := step.Rule.Opaque()
 		raw, known := w.lexicon.raw(step.Rule, room)
 		if known {
 			room = raw.Expressions
@@ -221,7 +221,7 @@ func (w *xtWrite) stage() (Script, error) {
 			}
 		}
 		if opaque {
-			return stage, w.refusal(fmt.Errorf("a rule of chain %s has neither a text nor bytes: %s", step.Chain, reason), true)
+			return stage, Scripts{{Table: w.script.Table, Steps: []Step{*step}}}.checkText("x_tables")
 		}
 		rule := step.Rule
 		if w.jumps[i] = rule.Target != "" && w.chains[rule.Target]; w.jumps[i] {

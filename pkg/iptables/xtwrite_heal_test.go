@@ -31,7 +31,7 @@ func TestBytesThatAreRefusedCostThemselves(t *testing.T) {
 		odd("P-MINE", "-p", "udp", "-j", "RETURN")
 		nstest.Command(t, program, "-w", "5", "-A", "INPUT", "-j", "P-MINE")
 
-		k := iptables.OpenKernel(t, iptables.Config{Backend: backend, Families: []rules.Family{family}, Trials: true})
+		k := iptables.OpenKernel(t, iptables.Config{Backend: backend, Families: []rules.Family{family}})
 		read := func() rules.Ruleset {
 			t.Helper()
 			session, err := k.Begin(t.Context())

@@ -25,7 +25,9 @@ func Label(family tableid.Family, expressions []byte, sets []string) string {
 		before, content := d.copy(), data.rest
 		d.counted = d.counted || name == "immediate" || name == "target" // nft writes a counter on request only
 		if !d.expression(name, &data) || !data.done() {
-			d = before
+			if name != EntryHead { // whose other conditions have words
+				d = before
+			}
 			d.unknown(name, content)
 		}
 	}
@@ -67,7 +69,9 @@ func (d *decoder) unknown(name string, data []byte) {
 		d.sets, *said = d.sets[min(places, len(d.sets)):], append(*said, ']')
 		return
 	}
-	if !plainName([]byte(name)) {
+	if name == EntryHead {
+		name = "conditions"
+	} else if !plainName([]byte(name)) {
 		name = "?"
 	}
 	*said = fmt.Appendf(*said, " [%s %x]", name, sum[:4])

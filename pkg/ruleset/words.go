@@ -240,11 +240,14 @@ func (d *decoder) compareProtocol(not bool, value []byte) bool {
 		return false
 	}
 	name, known := protocols[value[0]]
+	if !known {
+		return false
+	}
 	d.proto = option(nil, not, "-p", name)
 	if !not {
 		d.protocol = value[0]
 	}
-	return known
+	return true
 }
 
 // compareInterface sets words, the place of option name (-i or -o); not means "!". The value

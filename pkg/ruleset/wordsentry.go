@@ -43,8 +43,8 @@ const (
 	notProtocol    = 64
 )
 
-// entryHead adds the words of an entry's own conditions; expression calls it. False: iptables
-// prints them differently from the bytes, and the rule has no words.
+// entryHead adds the words of an entry's own conditions; expression calls it. False: one of them
+// has no words. Then Words has none for the rule, and Label shows the others.
 func (d *decoder) entryHead(data *fields) bool {
 	const fragment, hasProtocol = 1, 1 // IPT_F_FRAG, IP6T_F_PROTO
 	at := entryLayouts[d.family]
@@ -54,30 +54,31 @@ func (d *decoder) entryHead(data *fields) bool {
 	}
 	d.isEntry = true
 	protocol, flags, not := x.u16(at.protocol), x[at.flags], x[at.flags+1]
-	allowed := byte(notIn | notOut | notSource | notDestination | notProtocol)
-	known := at.goes
+	d.goes = flags&at.goes != 0
+	known, allowed := at.goes, byte(notIn|notOut|notSource|notDestination|notProtocol)
+	plain := true
 	if d.family == tableid.IPv4 {
 		known, allowed = known|fragment, allowed|notFragment
 		if flags&fragment != 0 {
-			d.fragments = option(nil, not&notFragment != 0, "-f", "")
-			d.fragments = bytes.TrimSuffix(d.fragments, []byte(" "))
-		} else if not&notFragment != 0 {
-			return false
+			d.fragments = bytes.TrimSuffix(option(nil, not&notFragment != 0, "-f", ""), []byte(" "))
+		} else {
+			plain = not&notFragment == 0
 		}
-	} else if known |= hasProtocol; (flags&hasProtocol != 0) != (protocol != 0) || x[at.protocol+2] != 0 {
-		return false
+	} else {
+		known |= hasProtocol
+		plain = (flags&hasProtocol != 0) == (protocol != 0) && x[at.protocol+2] == 0
 	}
-	d.goes = flags&at.goes != 0
-	if flags&^known != 0 || not&^allowed != 0 || protocol > 0xff || !allZero(x[at.pad:at.cache]) {
-		return false
-	}
-	if protocol == 0 && not&notProtocol != 0 || protocol != 0 && !d.compareProtocol(not&notProtocol != 0, []byte{byte(protocol)}) {
-		return false
+	plain = plain && flags&^known == 0 && not&^allowed == 0 && protocol <= 0xff && allZero(x[at.pad:at.cache])
+	if protocol == 0 {
+		plain = plain && not&notProtocol == 0
+	} else {
+		plain = d.compareProtocol(not&notProtocol != 0, []byte{byte(protocol)}) && plain
 	}
 	in, out := x[4*at.address:], x[4*at.address+unix.IFNAMSIZ:]
-	return d.entryAddress(&d.source, "-s", not&notSource != 0, x, at.address) &&
-		d.entryAddress(&d.destination, "-d", not&notDestination != 0, x[at.address:], at.address) &&
-		d.entryInterface(&d.in, "-i", not&notIn != 0, in) && d.entryInterface(&d.out, "-o", not&notOut != 0, out)
+	plain = d.entryAddress(&d.source, "-s", not&notSource != 0, x, at.address) && plain
+	plain = d.entryAddress(&d.destination, "-d", not&notDestination != 0, x[at.address:], at.address) && plain
+	plain = d.entryInterface(&d.in, "-i", not&notIn != 0, in) && plain
+	return d.entryInterface(&d.out, "-o", not&notOut != 0, out) && plain
 }
 
 // entryAddress adds -s or -d (name) for entryHead. x begins with the address, of that size, and
@@ -91,15 +92,20 @@ func (d *decoder) entryAddress(words *[]byte, name string, not bool, x xtInfo, s
 }
 
 // entryInterface adds -i or -o (name) for entryHead. x begins with the interface, and has its
-// mask two interfaces later. The mask covers the zero behind a whole name. not means "!".
+// mask two interfaces later. The mask covers the zero behind a whole name. iptables leaves the +
+// behind the beginning of names, where the mask does not cover it. not means "!".
 func (d *decoder) entryInterface(words *[]byte, name string, not bool, x xtInfo) bool {
 	value, mask := x[:unix.IFNAMSIZ], x[2*unix.IFNAMSIZ:3*unix.IFNAMSIZ]
 	length := len(bytes.TrimRight(mask, "\x00"))
-	if !allOnes(mask[:length]) || !allZero(value[length:]) {
+	if !allOnes(mask[:length]) {
 		return false
 	}
+	covered, behind := value[:length], value[length:]
 	if length == 0 {
-		return !not
+		return !not && allZero(behind)
 	}
-	return d.compareInterface(words, name, not, value[:length])
+	if covered[length-1] != 0 && len(behind) > 0 && behind[0] == '+' {
+		behind = behind[1:]
+	}
+	return allZero(behind) && d.compareInterface(words, name, not, covered)
 }
