@@ -21,9 +21,8 @@ backend wins; nft wins a tie. Without any rules run takes the backend whose prog
 Lists native nftables tables with the word of --protect that guards them. Lists unguarded chains of
 iptables' tables, and unguarded single rules of built-in chains, with their likely owner and such a
 word; of rules the first 200 lines. Uses the running daemon's --protect, or the --protect given
-here. Needs no daemon, writes nothing, and executes iptables only to print rules that canaryd cannot
-spell. Warns of kernels on which canaryd is known not to work, or was never tried
-(docs/measured.md#platforms). Exit code: 0, 2 trouble.
+here. Needs no daemon, and writes nothing. Warns of kernels on which canaryd is known not to work,
+or was never tried (docs/measured.md#platforms). Exit code: 0, 2 trouble.
 `
 
 func (o *options) gatherEvidence(ctx context.Context) (iptables.Evidence, error) {

@@ -22,9 +22,9 @@ import (
 //
 // A Kernel never mistakes "unknown" for "nothing there", and never creates a table by looking at
 // it. It reads from the kernel directly, by netlink or socket options; on nft it mirrors whole
-// tables. It executes iptables only for restores as text, and for the text of rules that
-// pkg/ruleset cannot spell. Each child has a deadline and a private XTABLES_LOCKFILE. So it
-// neither waits for the lock that a Session holds nor wakes processes that watch the lock.
+// tables. It executes iptables only for restores as text. Each child has a deadline and a private
+// XTABLES_LOCKFILE. So it neither waits for the lock that a Session holds nor wakes processes that
+// watch the lock.
 type Kernel struct {
 	cfg      Config
 	info     Info

@@ -181,7 +181,7 @@ func standIn(t *testing.T, k *Kernel, family rules.Family, script string) {
 		t.Fatal(err)
 	}
 	tools := k.tools[family]
-	tools.save, tools.restore, tools.iptables = path, path, path
+	tools.restore, tools.iptables = path, path
 	k.tools[family] = tools
 }
 

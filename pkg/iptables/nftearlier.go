@@ -10,9 +10,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A RawRule is a rule as the kernel stores it, for disk; see xtraw.go for legacy. Bytes are in the Kernel's own format.
-// Text is the text from which iptables-restore made the bytes. It is empty if pkg/ruleset can
-// spell the bytes, as it can for most rules.
+// A RawRule is a rule as the kernel stores it, for disk; see xtraw.go for legacy. Bytes are in
+// the Kernel's own format. Text is the text from which iptables-restore made the bytes. It is
+// empty if pkg/ruleset can spell the bytes, as it can for most rules.
 type RawRule struct {
 	Text  string
 	Bytes []byte
@@ -39,7 +39,8 @@ func (k *Kernel) KnowEarlier(earlier Earlier) {
 }
 
 // RawRule returns a rule with a text as the kernel stores it, to be saved with the generation.
-// It is false if this Kernel has not met the rule. Bytes are in room, if it is large enough. It may be called concurrently.
+// It is false if this Kernel has not met the rule. Bytes are in room, if it is large enough. It
+// may be called concurrently.
 func (k *Kernel) RawRule(f rules.Family, r rules.Rule, room []byte) (RawRule, bool) {
 	l := k.lexicon(f)
 	if l == nil {

@@ -35,8 +35,8 @@ type cachedTable struct {
 
 func newReadCache() *readCache { return &readCache{tables: map[cachePlace]cachedTable{}} }
 
-// known returns a function that returns a table as it was read before, or nil. rules.ParseSome
-// and xtLexicon.ruleset take unchanged chains from that table.
+// known returns a function that returns a table as it was read before, or nil. lexicon.show
+// takes unchanged chains from that table.
 func (s *readCache) known(family rules.Family) func(rules.TableName) *rules.Table {
 	return func(table rules.TableName) *rules.Table {
 		s.mu.Lock()

@@ -34,8 +34,8 @@ var movableLock = version{1, 8, 6}
 
 // tools are the absolute paths of one family's programs on one backend.
 type tools struct {
-	iptables, save, restore string
-	missing                 error // why they cannot be executed; then they are names without paths
+	iptables, restore string
+	missing           error // why they cannot be executed; then they are names without paths
 }
 
 // familyPrefix returns the prefix of the family's programs and proc files: "ip" or "ip6".
@@ -47,14 +47,14 @@ func familyPrefix(family rules.Family) string {
 }
 
 // findTools looks for the programs of family on backend. It tries names with the backend first
-// ("iptables-nft-save"), then plain names if their version text names the backend. After an
+// ("iptables-nft-restore"), then plain names if their version text names the backend. After an
 // error it returns names without paths. The error names the missing program.
 func findTools(ctx context.Context, backend Backend, family rules.Family) (tools, error) {
 	base := familyPrefix(family) + "tables"
 	names := base + "-" + string(backend)
-	t := tools{iptables: names, save: names + "-save", restore: names + "-restore"}
+	t := tools{iptables: names, restore: names + "-restore"}
 	found := t
-	for _, path := range []*string{&found.iptables, &found.save, &found.restore} {
+	for _, path := range []*string{&found.iptables, &found.restore} {
 		exact := *path
 		if *path = lookUp(exact); *path == "" {
 			*path = lookUp(base + strings.TrimPrefix(exact, names))

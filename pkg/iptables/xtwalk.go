@@ -28,8 +28,6 @@ type xtLayout struct {
 	size         int // of the struct; matches follow
 }
 
-const xtInterfaceLen = 16 // IFNAMSIZ
-
 // xtLayoutOf returns the offsets in the entries of a family's tables.
 func xtLayoutOf(family rules.Family) xtLayout {
 	if family == rules.IPv6 { // a byte for the traffic class is before the flags

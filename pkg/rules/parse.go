@@ -45,19 +45,7 @@ const maxLine = 64 << 10
 // printed over several lines, and then no later line is certain. A rule on one line whose text
 // may not be written back is opaque.
 func Parse(r io.Reader) (set Ruleset, unreadable map[TableName]error, err error) {
-	return ParseSome(r, func(TableName) *Table { return nil }, nil)
-}
-
-// ParseSome is Parse with a limit, for a text that was largely parsed before.
-//
-// known returns the table of the earlier parse, or nil. A chain with the same text gets the
-// rules of the known table itself: they need no memory, and a comparison only compares
-// pointers.
-//
-// ParseSome calls skip with the length of each rule's line. Where skip returns true, the chain is
-// left out (see LeftOut). A nil skip skips none.
-func ParseSome(r io.Reader, known func(TableName) *Table, skip func(t TableName, chain string, line int) bool) (set Ruleset, unreadable map[TableName]error, err error) {
-	p := parser{set: Ruleset{}, unreadable: map[TableName]error{}, lookUp: known, skip: skip}
+	p := parser{set: Ruleset{}, unreadable: map[TableName]error{}}
 	lines := lineReader{in: bufio.NewReaderSize(r, maxLine)}
 	for {
 		line, err := lines.next()
@@ -66,12 +54,6 @@ func ParseSome(r io.Reader, known func(TableName) *Table, skip func(t TableName,
 		}
 		if err != nil {
 			return nil, nil, fmt.Errorf("reading line %d: %w", lines.number+1, err)
-		}
-		if p.skip != nil && p.skips(line) {
-			continue
-		}
-		if p.known != nil && (p.sharesRule(line) || p.sharesChain(line)) {
-			continue
 		}
 		text := strings.TrimRight(string(line), "\r")
 		if reason := p.line(text); reason != "" {
@@ -92,7 +74,7 @@ type lineReader struct {
 	err    error
 }
 
-// next returns the next line for ParseSome, cut off at maxLine bytes. It is valid until the
+// next returns the next line for Parse, cut off at maxLine bytes. It is valid until the
 // next call. The error is io.EOF at the end, or the reader's.
 func (l *lineReader) next() ([]byte, error) {
 	if l.err != nil {
@@ -116,78 +98,10 @@ func (l *lineReader) next() ([]byte, error) {
 type parser struct {
 	set        Ruleset
 	unreadable map[TableName]error
-	lookUp     func(TableName) *Table
 	table      *Table
-	known      *Table // the earlier content of table, or nil
-
-	// The chain of the last rule, and its rules in the known table. nil if the next rule may be
-	// in another chain.
-	chain  *Chain
-	before []Rule
-
-	skip func(t TableName, chain string, line int) bool // nil: none
 }
 
-// skips marks the chain of a rule's line as left out, if p.skip says so, and reports whether
-// it did. ParseSome then ignores the line.
-func (p *parser) skips(line []byte) bool {
-	rest, found := bytes.CutPrefix(line, []byte("-A "))
-	if !found || p.table == nil {
-		return false
-	}
-	name, _, _ := bytes.Cut(rest, []byte(" "))
-	c := p.table.Chain(string(name))
-	if c == nil || !p.skip(p.table.Name, c.Name, len(line)) {
-		return false
-	}
-	if p.chain = nil; !c.LeftOut() {
-		c.Rules = LeftOut(c.Name)
-	}
-	return true
-}
-
-// sharesChain takes the line that declares a chain, if the known table has the chain, and
-// reports whether it did. Otherwise ParseSome reads the line itself.
-func (p *parser) sharesChain(line []byte) bool {
-	rest, found := bytes.CutPrefix(line, []byte(":"))
-	name, policy, _ := bytes.Cut(rest, []byte(" "))
-	if !found || !bytes.HasPrefix(policy, []byte("- [")) {
-		return false
-	}
-	c := p.known.Chain(string(name))
-	if c == nil {
-		return false
-	}
-	p.table.Add(Chain{Name: c.Name})
-	p.chain = nil // Add may have moved it
-	return true
-}
-
-// sharesRule takes a rule's line if the known table has the same text in that place, and the
-// same rules before it in the chain. Then the chain shares the known table's rules. False:
-// ParseSome reads the line itself.
-func (p *parser) sharesRule(line []byte) bool {
-	rest, found := bytes.CutPrefix(line, []byte("-A "))
-	if !found || line[len(line)-1] == '\r' {
-		return false
-	}
-	name, spec, _ := bytes.Cut(rest, []byte(" "))
-	spec = bytes.TrimRight(spec, " ")
-	if p.chain == nil || p.chain.Name != string(name) {
-		if p.chain = p.table.Chain(string(name)); p.chain == nil {
-			return false
-		}
-		p.before = p.known.Rules(string(name))
-	}
-	n := len(p.chain.Rules)
-	if n >= len(p.before) || p.before[n].Spec != string(spec) || n > 0 && &p.chain.Rules[0] != &p.before[0] {
-		return false
-	}
-	p.chain.Rules = p.before[: n+1 : n+1] // an append copies
-	return true
-}
-
-// line reads a line of iptables-save for ParseSome, or returns why it does not follow the
+// line reads a line of iptables-save for Parse, or returns why it does not follow the
 // format; "" if it does.
 func (p *parser) line(text string) (reason string) {
 	switch {
@@ -205,15 +119,11 @@ func (p *parser) line(text string) (reason string) {
 			return "opens a table that was closed before"
 		}
 		p.table = NewTable(name)
-		if p.known, p.chain = p.lookUp(p.table.Name), nil; p.known != nil {
-			n := len(p.known.Chains)
-			p.table.Chains, p.table.index = make([]Chain, 0, n), make(map[string]int, n)
-		}
 	case p.table == nil:
 		return "is outside a table"
 	case text == "COMMIT":
 		p.set[p.table.Name] = p.table
-		p.table, p.known = nil, nil
+		p.table = nil
 	case text[0] == ':':
 		return p.declaration(text)
 	case text[0] == '[' || strings.HasPrefix(text, "-A "):
@@ -248,7 +158,6 @@ func (p *parser) declaration(text string) (reason string) {
 		c.Policy = fields[1]
 	}
 	p.table.Add(c)
-	p.chain = nil // Add may have moved it
 	return ""
 }
 

@@ -96,7 +96,7 @@ func answers(t *testing.T, k kernel, foreign func(text string)) []string {
 		var refused *iptables.RestoreError
 		switch {
 		case errors.As(w.Err, &refused):
-			say("refused %v: %s %s exit %d line %d", w.Raced, refused.Reason, refused.Program, refused.Exit, refused.Line)
+			say("refused %v: %s %s exit %d, a line %v", w.Raced, refused.Reason, refused.Program, refused.Exit, refused.Line > 0)
 		default:
 			say("raced %v, stale %v, other error %v", w.Raced, errors.Is(w.Err, nft.ErrStale), w.Err != nil && !errors.Is(w.Err, nft.ErrStale))
 		}
