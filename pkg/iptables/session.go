@@ -94,14 +94,19 @@ func (s *session) guard(ctx context.Context, family rules.Family) (uint64, error
 	if err != nil {
 		return 0, err
 	}
+	return got, s.isNoted(family, got)
+}
+
+// isNoted returns ErrStale if a digest is not the noted one.
+func (s *session) isNoted(family rules.Family, got uint64) error {
 	want, ok := s.noted[family]
 	if !ok {
-		return 0, fmt.Errorf("%w: %v was not read since the last failure", nft.ErrStale, family)
+		return fmt.Errorf("%w: %v was not read since the last failure", nft.ErrStale, family)
 	}
 	if got != want {
-		return 0, nft.ErrStale
+		return nft.ErrStale
 	}
-	return got, nil
+	return nil
 }
 
 // A genidSession is guarded by nf_tables' genid, which counts every commit in the network
@@ -378,29 +383,26 @@ func (s *contentSession) Carry(*Rider) {}
 // itself looks like canaryd's own, and does not count as raced.
 func (s *contentSession) Restore(ctx context.Context, payloads ...Payload) map[rules.Family]Written {
 	return InStages(payloads, func(family rules.Family, scripts []Script) Written {
-		// This is first, so that the guard notices writes between the two.
-		direct, err := s.lookDirectly(ctx, family, scripts)
+		digest, sums, err := s.sums(ctx, family)
 		if err == nil {
-			_, err = s.guard(ctx, family)
+			err = s.isNoted(family, digest)
 		}
 		if err != nil {
 			delete(s.left, family)
 			return Written{Err: err}
 		}
-		return s.write(ctx, family, scripts, direct)
+		return s.write(ctx, family, scripts, s.directly(family, scripts, sums))
 	})
 }
 
 // RestoreAnyway implements Session.
 func (s *contentSession) RestoreAnyway(ctx context.Context, payloads ...Payload) map[rules.Family]Written {
 	return InStages(payloads, func(family rules.Family, scripts []Script) Written {
-		if s.closed {
-			return Written{Raced: true, Err: ErrClosed}
-		}
-		direct, err := s.lookDirectly(ctx, family, scripts)
+		_, sums, err := s.sums(ctx, family)
 		if err != nil {
 			return Written{Raced: true, Err: err}
 		}
+		direct := s.directly(family, scripts, sums)
 		for _, d := range direct {
 			d.anyway = true
 		}
@@ -410,14 +412,22 @@ func (s *contentSession) RestoreAnyway(ctx context.Context, payloads ...Payload)
 	})
 }
 
+// sums returns the present digest, and the checksums of the family's tables.
+func (s *contentSession) sums(ctx context.Context, family rules.Family) (uint64, map[rules.TableName]uint64, error) {
+	if s.closed {
+		return 0, nil, ErrClosed
+	}
+	if err := s.kernel.ready(ctx, family); err != nil {
+		return 0, nil, err
+	}
+	return s.kernel.reader.(xtReader).sums(ctx, family)
+}
+
 // write writes one family for Restore and RestoreAnyway, and notes its content for the next
-// guard and Read. direct has, by index, the scripts to write by bytes (lookDirectly).
+// guard and Read. direct has, by index, the scripts to write by bytes (directly).
 func (s *contentSession) write(ctx context.Context, family rules.Family, scripts []Script, direct map[int]*xtWrite) Written {
 	delete(s.noted, family)
 	delete(s.left, family)
-	if err := s.kernel.ready(ctx, family); err != nil {
-		return Written{Err: err}
-	}
 	raced, err := s.restore(ctx, family, scripts, direct)
 	if err != nil {
 		return Written{Raced: raced, Err: err}

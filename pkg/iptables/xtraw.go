@@ -120,8 +120,8 @@ func isEntry(raw nft.Rule) bool {
 }
 
 // pieceOf returns a rule as an entry of a table of that family, to write it. The rule must have
-// its sets' numbers. The error is that the bytes are no entry that can be written.
-func pieceOf(family rules.Family, raw nft.Rule) (xtPiece, error) {
+// its sets' numbers. The error is that the bytes are no entry that can be written. It may use room.
+func pieceOf(family rules.Family, raw nft.Rule, room []byte) (xtPiece, error) {
 	at := xtLayoutOf(family)
 	piece, standard, verdict := xtPiece{was: -1, falls: true}, true, int32(0)
 	var entry []byte
@@ -132,8 +132,7 @@ func pieceOf(family rules.Family, raw nft.Rule) (xtPiece, error) {
 			if e.Name != ruleset.EntryHead || len(head) != at.targetOffset || raw.Userdata != nil {
 				return errNoEntry
 			}
-			entry = append(make([]byte, 0, 2*at.size), head...)
-			entry = append(entry, make([]byte, at.size-len(head))...)
+			entry = append(append(room[:0], head...), make([]byte, at.size-len(head))...)
 			return nil
 		case !piece.falls:
 			return errNoEntry // a target is the last expression

@@ -49,6 +49,25 @@ func (r xtReader) digest(ctx context.Context, family rules.Family) (uint64, erro
 	return probed.Digest, err
 }
 
+// sums returns the digest of a family with the checksum of each of its tables.
+func (r xtReader) sums(ctx context.Context, family rules.Family) (digest uint64, sums map[rules.TableName]uint64, err error) {
+	p := newXTProbe(family, nil)
+	sums = map[rules.TableName]uint64{}
+	err = r.sockets[family].walk(ctx, nil, func(table rules.TableName, info xtInfo, data []byte) error {
+		err := p.table(table, info, data)
+		sums[table] = tableSum(info, data)
+		return err
+	})
+	return p.sum.value(), sums, err
+}
+
+// tableSum returns a checksum of a walked table, which has masked bytes.
+func tableSum(info xtInfo, data []byte) uint64 {
+	sum := newChecksum()
+	sum.table(info, data)
+	return sum.value()
+}
+
 // probe walks every listed table, because the digest covers all of them. It implements reader,
 // for Kernel.Probe; digest calls it without places.
 func (r xtReader) probe(ctx context.Context, family rules.Family, places []Place) (Probed, error) {

@@ -26,13 +26,12 @@ const (
 // address of 64 bits.
 func canReplace() bool { return unsafe.Sizeof(uintptr(0)) == 8 }
 
-// replace replaces a whole table or nothing; place calls it. It adds to each entry the count of
-// the entry with its former number (was), as iptables-legacy does. The error is nft.ErrStale if
-// the number of entries has changed since the read (before). The kernel compares nothing else:
-// call it right after the read.
-func (s *xtSocket) replace(before, now xtInfo, entries []byte, was []int) error {
+// replace replaces a whole table or nothing; place calls it. blob has the entries, behind room
+// for struct ipt_replace. replace adds to each entry the count of the entry with its former number
+// (was), as iptables-legacy does. The error is nft.ErrStale if the number of entries has changed
+// since the read (before). The kernel compares nothing else: call it right after the read.
+func (s *xtSocket) replace(before, now xtInfo, blob []byte, was []int) error {
 	counters := make([]byte, int(before.entries)*xtCounterLen)
-	blob := make([]byte, xtReplaceHeadLen, xtReplaceHeadLen+len(entries))
 	copy(blob, before.raw[:xtTableNameLen])
 	put := func(at int, value uint32) { binary.NativeEndian.PutUint32(blob[at:], value) }
 	put(32, now.validHooks)
@@ -47,7 +46,7 @@ func (s *xtSocket) replace(before, now xtInfo, entries []byte, was []int) error 
 	defer pin.Unpin()
 	pin.Pin(unsafe.SliceData(counters))
 	binary.NativeEndian.PutUint64(blob[88:], uint64(uintptr(unsafe.Pointer(unsafe.SliceData(counters)))))
-	if err := s.setsockopt(soSetReplace, append(blob, entries...)); err != nil {
+	if err := s.setsockopt(soSetReplace, blob); err != nil {
 		if errors.Is(err, unix.EAGAIN) {
 			err = nft.ErrStale
 		}

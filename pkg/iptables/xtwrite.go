@@ -24,28 +24,21 @@ func (s *contentSession) Writes(rule rules.Rule) bool {
 	return !opaque || rule.HasBytes() && canReplace()
 }
 
-// lookDirectly returns, by their indexes, the scripts that are written by bytes. It notes the
-// content of their tables, before the guard of a Restore, so that place finds any later write.
-// A script that goes as text has only texts with known bytes: else it could not be proved.
-func (s *contentSession) lookDirectly(ctx context.Context, family rules.Family, scripts []Script) (map[int]*xtWrite, error) {
-	if s.closed || !canReplace() {
-		return nil, nil
-	}
+// directly returns, by their indexes, the scripts that are written by bytes. sums are the
+// checksums of the family's tables at the guard of the Restore, by which place finds any later
+// write. A script that goes as text has only texts with known bytes: else it could not be proved.
+func (s *contentSession) directly(family rules.Family, scripts []Script, sums map[rules.TableName]uint64) map[int]*xtWrite {
 	direct := map[int]*xtWrite{}
 	for i := range scripts {
 		script := &scripts[i]
-		if err := s.kernel.ready(ctx, family); err != nil {
-			return nil, err
-		}
-		if s.kernel.goesAsText(script) && script.textless() == nil && !s.kernel.lacksBytes(family, script) {
+		if !canReplace() || s.kernel.goesAsText(script) && script.textless() == nil && !s.kernel.lacksBytes(family, script) {
 			continue
 		}
-		direct[i] = &xtWrite{kernel: s.kernel, socket: s.kernel.reader.(xtReader).sockets[family], lexicon: s.kernel.lexicon(family), family: family, script: script}
-		if err := direct[i].look(); err != nil {
-			return nil, err
-		}
+		w := &xtWrite{kernel: s.kernel, socket: s.kernel.reader.(xtReader).sockets[family], lexicon: s.kernel.lexicon(family), family: family, script: script}
+		w.sum, w.listed = sums[script.Table]
+		direct[i] = w
 	}
-	return direct, nil
+	return direct
 }
 
 // restore writes scripts of one family, table by table, for write. direct has, by index, the
@@ -68,7 +61,7 @@ func (s *contentSession) restore(ctx context.Context, family rules.Family, scrip
 			text, ctx = nil, context.WithoutCancel(ctx) // all of it belongs together
 		}
 		if wrote[d.script.Table] {
-			if err := d.look(); err != nil {
+			if err := d.lookAgain(); err != nil {
 				return raced, err
 			}
 		}
@@ -99,13 +92,16 @@ type xtWrite struct {
 	anyway  bool // also after another process's write since look, which raced reports
 	raced   bool
 
-	listed  bool            // the table exists
-	sum     uint64          // of the table before
-	chains  map[string]bool // existing chains, and those of the script's Declare
-	staged  []int           // the steps with rules for iptables-restore, in order
-	jumps   map[int]bool    // the staged steps whose rules jump
-	pieces  []xtPiece       // by step
-	numbers usedNumbers     // of the ipsets in pieces
+	listed bool   // the table exists
+	sum    uint64 // of the table's bytes before
+	// The chains and the checksum of the content before, if staged has any rule.
+	chains  map[string]bool
+	content uint64
+	staged  []int        // the steps with rules for iptables-restore, in order
+	jumps   map[int]bool // the staged steps whose rules jump
+	pieces  []xtPiece    // by step
+	numbers usedNumbers  // of the ipsets in pieces
+	bytes   [2][]byte    // room for a rule, as nf_tables has it and as an entry
 }
 
 // placeTries bounds the attempts to read and replace a table. An attempt fails if another
@@ -170,19 +166,40 @@ func (w *xtWrite) refusal(err error, textless bool) *RestoreError {
 	return refused
 }
 
-// look notes the chains of the table and a checksum of its content, for stage and place.
-// lookDirectly calls it, and restore once more if an earlier script wrote the table.
+// lookAgain notes the checksum of the table after an earlier script has written it.
+func (w *xtWrite) lookAgain() error {
+	w.listed = true
+	return w.socket.entries(w.script.Table, func(info xtInfo, data []byte) (err error) {
+		w.sum, err = w.sumOf(info, data)
+		return err
+	})
+}
+
+// sumOf returns a checksum of the table's bytes, as tableSum does for a guard. It masks bytes
+// that are not content.
+func (w *xtWrite) sumOf(info xtInfo, data []byte) (uint64, error) {
+	err := walkEntries(w.family, info, data, xtVisitor{chain: func(string, int) {}, rule: func(xtRule) {}})
+	return tableSum(info, data), err
+}
+
+// look notes the table's chains, and a checksum of the content that does not count TextChain,
+// before stage uses that. The error is nft.ErrStale if another process wrote since the guard.
 func (w *xtWrite) look() error {
-	w.chains, w.listed = map[string]bool{}, false
+	w.chains = map[string]bool{}
 	for _, name := range w.script.Declare {
 		w.chains[name] = true
 	}
-	tables, err := w.socket.tables()
-	if err != nil || !slices.Contains(tables, w.script.Table) { // a query would create it
-		return err
+	if !w.listed { // a query would create the table
+		return nil
 	}
-	w.listed = true
 	return w.socket.entries(w.script.Table, func(info xtInfo, data []byte) error {
+		sum, err := w.sumOf(info, data)
+		if err == nil && sum != w.sum {
+			err = w.stale()
+		}
+		if err != nil {
+			return err
+		}
 		content, err := takeApart(w.family, info, data)
 		if err != nil {
 			return err
@@ -191,51 +208,80 @@ func (w *xtWrite) look() error {
 		for _, c := range content.chains {
 			w.chains[c.name] = true
 		}
-		w.sum = content.sum()
+		w.content = content.sum()
 		return nil
 	})
 }
 
-// stage makes the pieces of rules whose bytes are known, and returns the script that writes the
-// others to TextChain; write executes it. A rule may jump to a chain that does not exist yet:
-// there it jumps to its own chain instead. The error refuses the script.
+// stale returns nft.ErrStale for a write of a process that ignores the lock; with anyway it notes
+// the write, and returns nil.
+func (w *xtWrite) stale() error {
+	if w.anyway {
+		w.raced = true
+		return nil
+	}
+	return nft.ErrStale
+}
+
+// stage notes the rules whose bytes are known, and returns the script that writes the others to
+// TextChain; write executes it. A rule may jump to a chain that does not exist yet: there it jumps
+// to its own chain instead. The error refuses the script.
 func (w *xtWrite) stage() (Script, error) {
 	stage := Script{Table: w.script.Table, Declare: []string{TextChain}}
-	w.pieces, w.jumps = make([]xtPiece, len(w.script.Steps)), map[int]bool{}
-	w.staged, w.numbers.index = nil, w.kernel.sets
-	var room []byte
+	w.pieces, w.jumps, w.staged, w.numbers.index = make([]xtPiece, len(w.script.Steps)), map[int]bool{}, nil, w.kernel.sets
 	for i := range w.script.Steps {
 		step := &w.script.Steps[i]
 		if step.Verb == Flush || step.Verb == Drop || step.Verb == Delete && step.Index > 0 {
 			continue
 		}
-		_, opaque := step.Rule.Opaque()
-		raw, known := w.lexicon.raw(step.Rule, room)
-		if known {
-			room = raw.Expressions
-			var err error
-			if w.pieces[i], err = w.piece(raw); err == nil {
-				continue
-			} else if opaque {
-				return stage, w.refusal(fmt.Errorf("a rule of chain %s cannot be written: %w", step.Chain, err), true)
-			}
-		}
-		if opaque {
+		w.pieces[i] = xtPiece{fresh: &step.Rule, was: -1}
+		if _, opaque := step.Rule.Opaque(); opaque && !step.Rule.HasBytes() {
 			return stage, Scripts{{Table: w.script.Table, Steps: []Step{*step}}}.checkText("x_tables")
+		} else if !opaque && !w.knows(step.Rule) {
+			w.staged = append(w.staged, i)
+		} else if step.Verb == Delete {
+			var err error
+			if w.pieces[i], err = w.piece(&step.Rule); err != nil {
+				return stage, w.refusal(err, opaque)
+			}
+			w.pieces[i].bytes = slices.Clone(w.pieces[i].bytes)
 		}
-		rule := step.Rule
+	}
+	if len(w.staged) == 0 {
+		return stage, nil
+	}
+	if err := w.look(); err != nil {
+		return stage, err
+	}
+	for _, i := range w.staged {
+		rule := w.script.Steps[i].Rule
 		if w.jumps[i] = rule.Target != "" && w.chains[rule.Target]; w.jumps[i] {
 			rule = rule.WithTarget(TextChain)
 		}
-		w.staged = append(w.staged, i)
 		stage.Steps = append(stage.Steps, Step{Verb: Append, Chain: TextChain, Rule: rule})
 	}
 	return stage, nil
 }
 
-// piece returns a rule as an entry to write. The error says which object of the kernel it lacks,
-// or that its bytes alone do not make it again.
-func (w *xtWrite) piece(raw nft.Rule) (xtPiece, error) {
+// knows reports whether bytes are known that make the rule again.
+func (w *xtWrite) knows(rule rules.Rule) bool {
+	raw, known := w.lexicon.raw(rule, w.bytes[0])
+	if !known {
+		return false
+	}
+	w.bytes[0] = raw.Expressions
+	_, err := needsOf(raw, w.family)
+	return err == nil
+}
+
+// piece returns a rule with known bytes as an entry to write, valid until the next call. The error
+// says which object of the kernel it lacks, or that its bytes alone do not make it again.
+func (w *xtWrite) piece(rule *rules.Rule) (xtPiece, error) {
+	raw, known := w.lexicon.raw(*rule, w.bytes[0])
+	if !known {
+		return xtPiece{}, fmt.Errorf("%w: %q", errUnknownRule, rule.Label())
+	}
+	w.bytes[0] = raw.Expressions
 	if _, err := needsOf(raw, w.family); err != nil {
 		return xtPiece{}, err
 	}
@@ -246,13 +292,21 @@ func (w *xtWrite) piece(raw nft.Rule) (xtPiece, error) {
 	if err != nil {
 		return xtPiece{}, err
 	}
-	return pieceOf(w.family, raw)
+	piece, err := pieceOf(w.family, raw, w.bytes[1])
+	if err == nil {
+		w.bytes[1] = piece.bytes
+	}
+	return piece, err
 }
 
 // place changes the table that was read, and immediately replaces it; write calls it with a
-// fresh read. It returns nft.ErrStale if another process wrote since look; with anyway, only if
-// one wrote since the read.
+// fresh read. It returns nft.ErrStale if another process wrote since the guard; with anyway, only
+// if one wrote since the read.
 func (w *xtWrite) place(info xtInfo, data []byte) error {
+	sum, err := w.sumOf(info, data)
+	if err != nil {
+		return err
+	}
 	content, err := takeApart(w.family, info, data)
 	if err != nil {
 		return err
@@ -261,11 +315,10 @@ func (w *xtWrite) place(info xtInfo, data []byte) error {
 	if len(w.staged) > 0 && (text == nil || len(text.rules) != len(w.staged)) {
 		return fmt.Errorf("%w: chain %s does not hold the %d rules that iptables-restore wrote", errScript, TextChain, len(w.staged))
 	}
-	if w.listed && content.sum() != w.sum { // by a process that ignores the lock
-		if !w.anyway {
-			return nft.ErrStale
+	if w.listed && (len(w.staged) == 0 && sum != w.sum || len(w.staged) > 0 && content.sum() != w.content) {
+		if err := w.stale(); err != nil {
+			return err
 		}
-		w.raced = true
 	}
 	revealed := w.lexicon.revealed.Load()
 	for n, i := range w.staged {
@@ -282,21 +335,24 @@ func (w *xtWrite) place(info xtInfo, data []byte) error {
 	if !w.anyway && w.lexicon.revealed.Load() != revealed {
 		return nft.ErrStale // rules in force would be written a second time
 	}
-	for _, name := range w.script.Declare {
-		if err := content.declare(name); err != nil {
-			return err
-		}
+	if err := content.declare(w.script.Declare); err != nil {
+		return err
 	}
 	for i := range w.script.Steps {
 		if err := content.apply(&w.script.Steps[i], w.pieces[i]); err != nil {
 			return err
 		}
 	}
-	now, entries, was, err := content.join()
+	out := &xtPages{}
+	defer out.free()
+	if err := out.add(make([]byte, xtReplaceHeadLen)); err != nil {
+		return err
+	}
+	now, was, err := content.join(out, w.piece)
 	if err != nil {
 		return err
 	}
-	return w.socket.replace(info, now, entries, was)
+	return w.socket.replace(info, now, out.mem[:out.used], was)
 }
 
 // name notes the text from which iptables-restore made these bytes.

@@ -122,7 +122,7 @@ func bytesOf(t *testing.T, family rules.Family, chain string) []string {
 	var found []string
 	err = s.entries(rules.Filter, func(info xtInfo, data []byte) error {
 		content, err := takeApart(family, info, data)
-		for _, piece := range content.chain(chain).rules {
+		for _, piece := range content.named[chain].rules {
 			found = append(found, fmt.Sprintf("%x %t", content.says(piece, nil), piece.falls))
 		}
 		return err
@@ -142,7 +142,7 @@ func TestTheSecondTableOfLegacyBytesIsNeverStale(t *testing.T) {
 		behind uintptr // the process writes after a question with this option; 0: before the entries are read
 		always bool    // it writes at each read, not only at the first
 	}{
-		{"while iptables-restore writes the rules that have a text", 0, false},
+		{"before the entries are read", 0, false},
 		{"before the entries are read once more", soGetEntries, false},
 		{"before the table is replaced", soGetInfo, false},
 		{"each time before the table is replaced", soGetInfo, true},
@@ -152,7 +152,7 @@ func TestTheSecondTableOfLegacyBytesIsNeverStale(t *testing.T) {
 				odd, plain := lineBreak(t, k, family)
 				list := []rules.Rule{plain, odd}
 				socket := k.reader.(xtReader).sockets[family]
-				const placing = 3 // after the look and the digest, canaryd reads to place its rules
+				const placing = 2 // after the digest, canaryd reads to place its rules
 				reads, writes := 0, 0
 				write := func() {
 					writes++
@@ -271,17 +271,24 @@ func TestLegacyBytesThatAreRefusedChangeNothing(t *testing.T) {
 func TestLegacyBytesAreNotWrittenOverAnothersRules(t *testing.T) {
 	for _, tt := range []struct {
 		when   string
-		read   int     // of the table's entries; the first read notes them
+		read   int     // of the table's entries
 		behind uintptr // the process writes after a question with this option; 0: before the read
+		text   bool    // iptables-restore has to write a text before
 	}{
-		{"before the digest is compared", 2, 0},
-		{"while iptables-restore writes the rules that have a text", 3, 0},
-		{"before the entries are read once more", 3, soGetEntries},
-		{"before the table is replaced", 3, soGetInfo},
+		{"before the digest is compared", 1, 0, false},
+		{"before the entries are read", 2, 0, false},
+		{"before the entries are read once more", 2, soGetEntries, false},
+		{"before the table is replaced", 2, soGetInfo, false},
+		{"before iptables-restore writes", 2, 0, true},
+		{"while iptables-restore writes", 3, 0, true},
+		{"before a table with texts is replaced", 3, soGetInfo, true},
 	} {
 		t.Run(tt.when, func(t *testing.T) {
 			onLegacy(t, func(t *testing.T, k *Kernel, family rules.Family) {
 				odd, plain := lineBreak(t, k, family)
+				if tt.text {
+					plain.Spec = "-p tcp -m quota --quota 7 -j ACCEPT"
+				}
 				lines := savedLines(t, family)
 				socket := k.reader.(xtReader).sockets[family]
 				reads, wrote := 0, false

@@ -28,9 +28,9 @@ func tool(n *nodetest.Node, f rules.Family, args ...string) string {
 
 // TestOddRulesOfOthers: iptables prints some rules over several lines, or as
 // options of its own. They are in chains of others, in an unguarded table and in
-// protected chains. nft also has a native rule and ipsets of odd names. They make
-// no table unknown. After a flush everything must be back, odd rules in protected
-// chains by their bytes, each in its place. iptables prints an odd set name as other words.
+// protected chains. Some name ipsets of odd names; nft also has a native rule.
+// They make no table unknown. After a flush everything must be back, odd rules in
+// protected chains by their bytes, each in its place.
 func TestOddRulesOfOthers(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) { oddRulesOfOthers(n) })
 }

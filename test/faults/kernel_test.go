@@ -101,8 +101,8 @@ func TestTheKernelRefuses(t *testing.T) {
 		d := start(n)
 		nft := n.Programs.With == iptables.NFT
 		faults := []fault{
-			{name: "sockets are refused", begin: d.refuses("EMFILE", "socket")},
-			{name: "nothing can be executed", begin: d.refuses("ENOMEM", "execve"), heals: nft},
+			{name: "sockets are refused", begin: d.refuses("EMFILE", "socket"), heals: !nft},
+			{name: "nothing can be executed", begin: d.refuses("ENOMEM", "execve"), heals: true},
 			{name: "no file can be opened", begin: d.noFiles, deaf: true},
 		}
 		if nft {
