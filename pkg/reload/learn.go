@@ -123,12 +123,12 @@ func (s *shrinking) stood(chain string) bool {
 // too. seen stays as it is.
 func keepShrunk(old, seen []rules.Chain, counts func(chain string) bool) (chains []rules.Chain, kept map[string]bool) {
 	chains, kept = seen, map[string]bool{}
-	at := make(map[string]int, len(seen))
-	for i, c := range seen {
-		at[c.Name] = i
-	}
-	for _, c := range old {
-		i, there := at[c.Name]
+	for _, changed := range rules.ChangedChains(old, seen) {
+		if changed.Was < 0 {
+			break // old has no more chains
+		}
+		c, i := old[changed.Was], changed.Is
+		there := i >= 0
 		// A missing chain waits even if it was empty. KUBE-IPTABLES-HINT never holds a rule, and
 		// the first step of a firewall's restart deletes it.
 		if there && (len(c.Rules) == 0 || len(seen[i].Rules) > 0) || counts(c.Name) {
