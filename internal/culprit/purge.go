@@ -25,9 +25,10 @@ const (
 	// PurgeKept is how long canaryd remembers removals. Rules that a purge deleted earlier than
 	// that before it reached the marks stay deleted.
 	PurgeKept = time.Minute
-	// purgeRules bounds the rules, and purgeRemovals the removals, that are remembered.
+	// purgeRules bounds the rules, and purgeRemovals the removals, that are remembered: as many
+	// as canaryd learns in PurgeKept from an owner that replaces rules all the time.
 	purgeRules    = 100_000
-	purgeRemovals = 1024
+	purgeRemovals = 4096
 	// purgeQuiet is how long a purge must rest until canaryd takes deletions by its process for
 	// decisions again.
 	purgeQuiet = 10 * time.Second
@@ -88,7 +89,8 @@ func (p *Purges) forget(now time.Time) {
 		p.rules -= p.removals[n].Rules()
 		n++
 	}
-	p.removals = slices.Delete(p.removals, 0, n)
+	clear(p.removals[:n])
+	p.removals = p.removals[n:]
 }
 
 // Note remembers a learned removal from a table. It reports whether an agent or a script may

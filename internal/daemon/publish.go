@@ -45,7 +45,7 @@ func (d *Daemon) publish(st *state) {
 		DisabledFamilies: maps.Clone(d.cfg.Disabled),
 		CanaryChain:      d.cfg.Canary,
 		Generation:       d.generation(st),
-		Stored:           storedOf(st.disk.generations),
+		Stored:           st.disk.stored,
 		Flushes:          slices.Clone(st.journal),
 		SourceErrors:     st.declared.broken,
 		DeclaredRefused:  slices.Clone(st.refused.shown[:min(len(st.refused.shown), api.QuarantinedShown)]),

@@ -440,7 +440,8 @@ func sameContent(want, seen rules.Section) bool {
 			return false
 		}
 	}
-	return slices.EqualFunc(sortedJumps(want), sortedJumps(seen), rules.Jump.Same)
+	return slices.EqualFunc(want.Jumps, seen.Jumps, rules.Jump.Same) ||
+		slices.EqualFunc(sortedJumps(want), sortedJumps(seen), rules.Jump.Same)
 }
 
 func sortedJumps(s rules.Section) []rules.Jump {

@@ -118,6 +118,11 @@ type Mark struct {
 	Drill Nonce `json:"drill,omitempty"`
 }
 
+// Equal reports whether two marks are the same.
+func (m Mark) Equal(o Mark) bool {
+	return m.Nonce == o.Nonce && m.Drill == o.Drill && m.Tried == o.Tried && slices.Equal(m.Witnessed, o.Witnessed)
+}
+
 // Trying returns m with the record that next may have been planted. canaryd saves it before a
 // write. If canaryd is killed then, Resolve still recognises its own write.
 func (m Mark) Trying(next Mark) Mark {

@@ -45,7 +45,7 @@ func (e Examiner) Examine(snapshot iptables.Snapshot, job Job) map[rules.TableNa
 // does not expect quarantined rules in a table.
 func (e Examiner) tasks(snapshot iptables.Snapshot, job Job) []tableTask {
 	f := snapshot.Family
-	var tasks []tableTask
+	tasks := make([]tableTask, 0, protect.TableCount)
 	var purged func(id rules.TableID, chain, target string) bool
 	if job.Purged != nil {
 		purged = job.Purged()

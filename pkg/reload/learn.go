@@ -58,6 +58,9 @@ func (l Learned) Shrunk(f rules.Family, t rules.TableName, chain string) time.Ti
 func (l Learned) Learn(f rules.Family, t rules.TableName, seen rules.Section, finding canary.Finding, now time.Time) (Learned, time.Time) {
 	id := f.Table(t)
 	old, known := l.Generation[id]
+	if known && len(finding.Waiting) == 0 && old.Same(seen) && !l.shrinks(id) {
+		return l, time.Time{}
+	}
 	next := Learned{Generation: l.Generation, shrunk: make(map[shrinkKey]time.Time)}
 	maps.Copy(next.shrunk, l.shrunk)
 	maps.DeleteFunc(next.shrunk, func(k shrinkKey, _ time.Time) bool { return k.table == id })
@@ -90,6 +93,16 @@ func (l Learned) Learn(f rules.Family, t rules.TableName, seen rules.Section, fi
 	// anyway.
 	next.Generation = l.Generation.With(id, merged)
 	return next, clocks.due
+}
+
+// shrinks reports whether Learn waits with a removal from a table.
+func (l Learned) shrinks(id rules.TableID) bool {
+	for k := range l.shrunk {
+		if k.table == id {
+			return true
+		}
+	}
+	return false
 }
 
 // shrinking has the clocks of the parts of one table in which a read showed fewer rules.

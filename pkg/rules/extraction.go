@@ -13,16 +13,21 @@ type Extraction struct {
 	own     []Chain        // the protected chains, with which Section.Chains begins
 	leads   map[string]int // targets of their rules that are not protected, with the rules' number
 	leftOut []string       // the protected chains that are left out
+	missing bool           // Section counts missing rules, too
 }
 
 // ExtractNext is Extract for a table of which last is an earlier Extraction. It looks only into
 // chains whose rules are not the same memory as before. missing are rules that count as if
 // protected chains held them: a rule that cannot be put back still leads to a chain.
 func (p Protection) ExtractNext(last Extraction, t *Table, mark func(Rule) bool, missing []Rule) Extraction {
-	if t == nil {
+	switch {
+	case t == nil:
 		return Extraction{}
+	case last.table == t && !last.missing && len(missing) == 0:
+		return last
 	}
 	x := p.ownChains(last, t)
+	x.missing = len(missing) > 0
 	s := &x.Section
 	for _, name := range builtin[t.Name] {
 		c := t.Chain(name)
@@ -98,6 +103,9 @@ func (p Protection) ownChains(last Extraction, t *Table) Extraction {
 	}
 	for len(before) > 0 {
 		drop()
+	}
+	if len(ChangedChains(last.own, x.own)) == 0 && last.table != nil {
+		x.own = last.own
 	}
 	return x
 }

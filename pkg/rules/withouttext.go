@@ -68,18 +68,24 @@ func (s Section) Opaque(before Section, found []TextlessRule) []TextlessRule {
 			all = append(all, TextlessRule{h.Chain, h.Rule})
 		}
 	}
-	for c, same := range s.chainsSince(before) {
-		if same {
-			for _, f := range found {
-				if f.Chain == c.Name {
-					all = append(all, f)
-				}
-			}
+	changed, gone := ChangedChains(before.Chains, s.Chains), map[string]bool{}
+	for _, c := range changed {
+		if c.Was >= 0 {
+			gone[before.Chains[c.Was].Name] = true
+		}
+	}
+	for _, f := range found {
+		if !gone[f.Chain] && !isBuiltinName(f.Chain) {
+			all = append(all, f)
+		}
+	}
+	for _, c := range changed {
+		if c.Is < 0 {
 			continue
 		}
-		for _, r := range c.Rules {
+		for _, r := range s.Chains[c.Is].Rules {
 			if _, opaque := r.Opaque(); opaque && !r.LeftOut() {
-				all = append(all, TextlessRule{c.Name, r})
+				all = append(all, TextlessRule{s.Chains[c.Is].Name, r})
 			}
 		}
 	}
@@ -95,29 +101,11 @@ func (s Section) NewRules(before Section) iter.Seq[Rule] {
 				return
 			}
 		}
-		for c, same := range s.chainsSince(before) {
-			for i := 0; i < len(c.Rules) && !same; i++ {
-				if !yield(c.Rules[i]) {
+		for _, c := range ChangedChains(before.Chains, s.Chains) {
+			for i := 0; c.Is >= 0 && i < len(s.Chains[c.Is].Rules); i++ {
+				if !yield(s.Chains[c.Is].Rules[i]) {
 					return
 				}
-			}
-		}
-	}
-}
-
-// chainsSince yields the section's chains, and whether each chain's rules are the same
-// memory as in an earlier section, before. True is certain; false also holds for equal rules
-// in other memory.
-func (s Section) chainsSince(before Section) iter.Seq2[Chain, bool] {
-	return func(yield func(Chain, bool) bool) {
-		at := 0 // in before: iptables prints chains in the order of their names
-		for _, c := range s.Chains {
-			for at < len(before.Chains) && before.Chains[at].Name < c.Name {
-				at++
-			}
-			same := at < len(before.Chains) && before.Chains[at].Name == c.Name && sameMemory(before.Chains[at].Rules, c.Rules)
-			if !yield(c, same) {
-				return
 			}
 		}
 	}
