@@ -225,7 +225,7 @@ func (d *Daemon) learn(st *state, id rules.TableID, seen rules.Section, finding 
 		if d.noteRemoval(st, id, before, next.Generation[id], now) {
 			fs.rotation.hold(now) // it may be a purge, which takes the marks, too
 		}
-		if !reload.RemovalOf(id, next.Generation[id], before, now).Empty() {
+		if !fs.rotation.released && !reload.RemovalOf(id, next.Generation[id], before, now).Empty() {
 			fs.rotation.letGo() // restoring an older file would remove the added rules
 		}
 	}
