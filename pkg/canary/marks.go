@@ -120,7 +120,8 @@ type Mark struct {
 
 // Equal reports whether two marks are the same.
 func (m Mark) Equal(o Mark) bool {
-	return m.Nonce == o.Nonce && m.Drill == o.Drill && m.Tried == o.Tried && slices.Equal(m.Witnessed, o.Witnessed)
+	tried := m.Tried == o.Tried || m.Tried != nil && o.Tried != nil && m.Tried.Equal(*o.Tried)
+	return tried && m.Nonce == o.Nonce && m.Drill == o.Drill && slices.Equal(m.Witnessed, o.Witnessed)
 }
 
 // Trying returns m with the record that next may have been planted. canaryd saves it before a

@@ -78,7 +78,8 @@ const (
 )
 
 // Takings returns the deletions by commits of the last minutes, as far as they are known, for
-// the search for a culprit. On legacy it returns nothing.
+// the search for a culprit. Callers share the list, and do not change it. On legacy it returns
+// nothing.
 func (k *Kernel) Takings(ctx context.Context) Takings {
 	if k.mirror == nil {
 		return Takings{}

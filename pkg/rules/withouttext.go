@@ -3,6 +3,9 @@ package rules
 import (
 	"iter"
 	"slices"
+	"strings"
+
+	"github.com/canaryd/canaryd/internal/sorting"
 )
 
 // A TextlessRule is an opaque rule and its chain.
@@ -58,9 +61,9 @@ func (s Section) withTexts(text func(chain string, rule Rule) Rule) Section {
 	return s
 }
 
-// Opaque returns the section's opaque rules, jumps first, for status. found is the result
-// for an earlier section, before. Opaque does not search unchanged chains again, because a
-// section may hold tens of thousands of rules.
+// Opaque returns the section's opaque rules for status: jumps first, then by chain. found is
+// the result for an earlier section, before. Opaque does not search unchanged chains again,
+// because a section may hold tens of thousands of rules.
 func (s Section) Opaque(before Section, found []TextlessRule) []TextlessRule {
 	var all []TextlessRule
 	for _, h := range s.Jumps {
@@ -68,6 +71,7 @@ func (s Section) Opaque(before Section, found []TextlessRule) []TextlessRule {
 			all = append(all, TextlessRule{h.Chain, h.Rule})
 		}
 	}
+	jumps := len(all)
 	changed, gone := ChangedChains(before.Chains, s.Chains), map[string]bool{}
 	for _, c := range changed {
 		if c.Was >= 0 {
@@ -89,6 +93,7 @@ func (s Section) Opaque(before Section, found []TextlessRule) []TextlessRule {
 			}
 		}
 	}
+	sorting.Stable(all[jumps:], func(a, b TextlessRule) int { return strings.Compare(a.Chain, b.Chain) })
 	return all
 }
 
