@@ -25,10 +25,9 @@ const (
 	// PurgeKept is how long canaryd remembers removals. Rules that a purge deleted earlier than
 	// that before it reached the marks stay deleted.
 	PurgeKept = time.Minute
-	// purgeRules bounds the rules, and purgeRemovals the removals, that are remembered: as many
-	// as canaryd learns in PurgeKept from an owner that replaces rules all the time.
+	// purgeRules bounds the rules, and purgeRemovals the removals, that are remembered.
 	purgeRules    = 100_000
-	purgeRemovals = 4096
+	purgeRemovals = 1024
 	// purgeQuiet is how long a purge must rest until canaryd takes deletions by its process for
 	// decisions again.
 	purgeQuiet = 10 * time.Second
