@@ -386,8 +386,7 @@ func lostChains(s rules.Section, seen Seen) (emptied []rules.Chain, missing []st
 			break // the section has no more chains
 		}
 		wanted := s.Chains[changed.Was]
-		c := seen.Table.Chain(wanted.Name)
-		switch {
+		switch c := seen.Table.Chain(wanted.Name); {
 		case c == nil:
 			missing = append(missing, wanted.Name)
 		case len(c.Rules) == 0 && len(wanted.Rules) > 0:
