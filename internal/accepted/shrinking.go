@@ -1,6 +1,7 @@
 package accepted
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"time"
@@ -46,20 +47,26 @@ func (a *List) shrink(id rules.TableID, now time.Time) *shrinking {
 // have become large, for the report. A chain is not lost because no protected rule leads to it
 // any more.
 func (s *shrinking) take(before, after rules.Section, now time.Time) []Removal {
-	if before.RuleCount() != s.left {
+	count := before.RuleCount()
+	if count != s.left {
 		*s = shrinking{began: now} // rules are back, but not by their owner
 	}
 	s.left = after.RuleCount()
-	if len(before.LedTo) > 0 {
-		held := chainsByName(after)
-		before.Chains = slices.DeleteFunc(slices.Clone(before.Chains), func(c rules.Chain) bool {
-			_, stands := held[c.Name]
-			return !stands && before.IsLedTo(c.Name)
-		})
-	}
-	stood, left := chainsByName(before), chainsByName(after)
-	s.add(stood, left, now)
-	step := before.RuleCount() - s.left
+	changed := rules.ChangedChains(before.Chains, after.Chains)
+	gone := map[string]bool{}
+	changed = slices.DeleteFunc(changed, func(x rules.ChangedChain) bool {
+		if x.Is >= 0 {
+			return false
+		}
+		c := &before.Chains[x.Was]
+		led := before.IsLedTo(c.Name)
+		if gone[c.Name] = !led; led && !c.LeftOut() {
+			count -= len(c.Rules)
+		}
+		return led
+	})
+	s.add(before, after, changed, now)
+	step := count - s.left
 	if s.rules = max(0, s.rules+step); s.rules >= muchOfTable && s.rules > s.left {
 		a := Removal{Accepted: api.Accepted{Rules: s.rules, Left: s.left}, Steps: s.rules > step,
 			Finding: canary.Finding{Emptied: slices.Sorted(maps.Keys(s.chains))}}
@@ -67,25 +74,31 @@ func (s *shrinking) take(before, after rules.Section, now time.Time) []Removal {
 		return []Removal{a}
 	}
 	var list []Removal
-	for _, c := range before.Chains {
-		now, stands := left[c.Name]
-		step := len(c.Rules) - len(now.Rules)
-		gone := max(s.chains[c.Name], step)
-		switch {
-		case !stands || step <= 0 || c.LeftOut() || now.LeftOut():
+	for _, x := range changed {
+		if x.Was < 0 || x.Is < 0 {
 			continue
-		case len(now.Rules) == 0 && (!leadsTo(after, c.Name) || allGone(c, stood, left)):
+		}
+		c, now := before.Chains[x.Was], after.Chains[x.Is]
+		step := len(c.Rules) - len(now.Rules)
+		less := max(s.chains[c.Name], step)
+		switch {
+		case step <= 0 || c.LeftOut() || now.LeftOut():
+			continue
+		case len(now.Rules) == 0 && (!leadsTo(after, c.Name) || allGone(c, gone)):
 			continue // deleted with the chains around it, like a pod's or a service's
-		case len(now.Rules) > 0 && (gone < muchOfChain || gone <= len(now.Rules)):
+		case len(now.Rules) > 0 && (less < muchOfChain || less <= len(now.Rules)):
 			continue
 		}
 		delete(s.chains, c.Name)
-		list = append(list, Removal{Accepted: api.Accepted{Chain: c.Name, Rules: gone, Left: len(now.Rules)}, Steps: gone > step,
+		list = append(list, Removal{Accepted: api.Accepted{Chain: c.Name, Rules: less, Left: len(now.Rules)}, Steps: less > step,
 			Finding: canary.Finding{Emptied: []string{c.Name}}})
 	}
 	for i, h := range before.Jumps {
-		if !h.Named && (len(left[h.Into()].Rules) == 0 || jumpsTo(after, h.Into())) || rules.Copies(after.Jumps, h) > rules.Copies(before.Jumps[:i], h) {
-			continue // its chain is gone too, or its owner rewrote it, or it exists
+		if rules.Copies(after.Jumps, h) > rules.Copies(before.Jumps[:i], h) {
+			continue // it exists
+		}
+		if into, _ := after.Chain(h.Into()); !h.Named && (len(into.Rules) == 0 || jumpsTo(after, h.Into())) {
+			continue // its chain is gone too, or its owner rewrote it
 		}
 		list = append(list, Removal{Accepted: api.Accepted{Chain: h.Chain, Rule: h.Rule.Label(), Rules: 1},
 			Finding: canary.Finding{Jumps: []rules.Jump{h}}})
@@ -93,33 +106,31 @@ func (s *shrinking) take(before, after rules.Section, now time.Time) []Removal {
 	return list
 }
 
-// add counts the rules that each chain has lost or gained between before and after. A chain
-// whose gains make up for its losses is forgotten.
-func (s *shrinking) add(before, after map[string]rules.Chain, now time.Time) {
-	count := func(name string, gone int) {
+// add counts the rules that each changed chain has lost or gained between before and after. A
+// chain whose gains make up for its losses is forgotten.
+func (s *shrinking) add(before, after rules.Section, changed []rules.ChangedChain, now time.Time) {
+	for _, x := range changed {
+		var was, is rules.Chain
+		if x.Was >= 0 {
+			was = before.Chains[x.Was]
+		}
+		if x.Is >= 0 {
+			is = after.Chains[x.Is]
+		}
+		name, gone := cmp.Or(was.Name, is.Name), len(was.Rules)-len(is.Rules)
 		known := s.chains[name]
 		switch {
-		case gone == 0 || known == 0 && len(s.chains) >= shrinkingChains:
-			return
+		case was.LeftOut() || is.LeftOut() || gone == 0 || known == 0 && len(s.chains) >= shrinkingChains:
+			continue
 		case known+gone <= 0:
 			delete(s.chains, name)
-			return
+			continue
 		case s.chains == nil:
 			s.chains = map[string]int{}
 		}
 		s.chains[name] = known + gone
 		if gone > 0 {
 			s.last = now
-		}
-	}
-	for name, c := range before {
-		if now := after[name]; !c.LeftOut() && !now.LeftOut() {
-			count(name, len(c.Rules)-len(now.Rules))
-		}
-	}
-	for name, c := range after {
-		if _, stood := before[name]; !stood && !c.LeftOut() {
-			count(name, -len(c.Rules))
 		}
 	}
 }

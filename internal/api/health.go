@@ -118,7 +118,7 @@ func (s Status) Line() string {
 		line = Upper(h.Problem)
 	case h.State == StateStopped:
 		line = "Stopped by a cleanup; a restart begins again"
-	case !h.Healthy() && s.Generation.ID == "":
+	case !h.Healthy() && s.Generation.Captured.IsZero():
 		line = "Waiting for every table to be readable and planted: " + h.Problem
 	case h.Healthy():
 		line += ": " + s.GuardedText(strconv.Itoa)

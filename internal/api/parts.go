@@ -143,7 +143,7 @@ func (s Status) Begun() bool {
 	if s.Stopped {
 		return true // after a cleanup there is nothing to wait for
 	}
-	if s.Generation.ID == "" || len(s.Families) == 0 {
+	if s.Generation.Captured.IsZero() || len(s.Families) == 0 {
 		return false
 	}
 	for _, v := range Tables(s.Families) {

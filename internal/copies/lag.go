@@ -39,15 +39,10 @@ func SameChain(a, b rules.Chain) bool { return a.Name == b.Name && slices.Equal(
 // OtherChains counts the chains that only one of two sections has, or that differ. Status and
 // metrics show it as the copy's outstanding chains.
 func OtherChains(a, b rules.Section) (n int) {
-	has := make(map[string]rules.Chain, len(a.Chains))
-	for _, c := range a.Chains {
-		has[c.Name] = c
-	}
-	for _, c := range b.Chains {
-		if was, ok := has[c.Name]; !ok || !SameChain(was, c) {
+	for _, c := range rules.ChangedChains(a.Chains, b.Chains) {
+		if c.Was < 0 || c.Is < 0 || !SameChain(a.Chains[c.Was], b.Chains[c.Is]) {
 			n++
 		}
-		delete(has, c.Name)
 	}
-	return n + len(has)
+	return n
 }

@@ -88,7 +88,8 @@ func (p *Purges) forget(now time.Time) {
 		p.rules -= p.removals[n].Rules()
 		n++
 	}
-	p.removals = slices.Delete(p.removals, 0, n)
+	clear(p.removals[:n])
+	p.removals = p.removals[n:]
 }
 
 // Note remembers a learned removal from a table. It reports whether an agent or a script may

@@ -138,6 +138,7 @@ func (d *Daemon) setBaseline(ctx context.Context, next *baseline.Known) (api.Bas
 		}
 		st.compareBaseline()
 		reply.Baseline, reply.Present = st.baseline.Public(), d.generation(st)
+		reply.Present.ID = d.generationID()
 		st.baseline.List(&reply)
 		reply.NativeTables = len(st.native.tables)
 		d.publish(st)

@@ -170,10 +170,11 @@ type Daemon struct {
 	cfg            Config
 	requests       chan request
 	sweeps         chan sweep
-	status         atomic.Pointer[api.Status]
+	status         atomic.Pointer[published]
 	made           time.Time         // when New made it; durations since then ignore a clock that is set
 	turned         atomic.Int64      // when the loop last turned, in nanoseconds since made
 	edition        int               // of the generation that status describes
+	generationID   func() string     // of that generation
 	words          []protect.OwnWord // of --protect that name rules themselves
 	chores         []chore
 	running        atomic.Pointer[running] // the step that the loop is at; nil: none
@@ -211,7 +212,7 @@ func New(cfg Config) *Daemon {
 }
 
 // Status returns the status that the loop published last.
-func (d *Daemon) Status() api.Status { return *d.status.Load() }
+func (d *Daemon) Status() api.Status { return d.status.Load().complete() }
 
 // ReportListening notes why HTTP cannot be served; nil: it is served. Any goroutine may call
 // it.

@@ -73,6 +73,7 @@ func (st *state) declare(next Declaration, now time.Time) {
 	st.declared.retired = retired
 	st.declared.now = next
 	st.declared.now.Claims = func(chain string) bool { return next.Claims(chain) || retired[chain] }
+	clear(st.extracted) // another protection may take other chains
 	for id, ts := range st.tables() {
 		own := st.declared.now.Generation[id]
 		ts.spared = ts.spared && own.Bare()

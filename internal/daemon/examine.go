@@ -38,11 +38,15 @@ func (x *examined) plan(at time.Time) { x.dueAt = pace.Earliest(x.dueAt, at) }
 
 // markDirty plans an examination after a change that a probe showed, or that another process
 // made during a write of canaryd's.
-func (x *examined) markDirty(now time.Time) {
+func (fs *familyState) markDirty(now time.Time) {
+	x := &fs.examined
 	if x.dirty.IsZero() {
 		x.dirty = now
 	}
 	at := pace.Earliest(now.Add(captureQuiet), x.dirty.Add(captureMost))
+	if fs.looked.stamp.Exact {
+		at = x.dirty.Add(captureSoon)
+	}
 	x.dueAt = pace.Latest(pace.Latest(at, x.readEnd.Add(x.pause)), x.notBefore)
 }
 
@@ -101,6 +105,7 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 	}
 	fs.setKnown(start)
 	fs.setSound(snapshot.Digest)
+	x.pause = max(x.pause, captureShare*(d.cpu()-used))
 }
 
 // examinationFailed plans another examination of a family that could not be read, unless the

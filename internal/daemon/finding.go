@@ -136,7 +136,9 @@ func (d *Daemon) take(st *state, x tableFinding) bool {
 // for take. A table with nothing to guard is spared.
 func (d *Daemon) takeMarks(st *state, ts *tableState, x tableFinding) {
 	f, t := x.id.Family, x.id.Name
-	st.marks.current = st.marks.current.With(x.id, x.mark)
+	if known, there := st.marks.current[x.id]; !there || !known.Equal(x.mark) {
+		st.marks.current = st.marks.current.With(x.id, x.mark)
+	}
 	ts.spared = x.mark.Nonce == "" && d.spares(st, f, t) && (x.absent || protect.OnDemand(t) && x.bare(st.want()[x.id]))
 	if ts.spared && protect.OnDemand(t) {
 		st.marks.current = st.marks.current.Without(x.id)
@@ -199,7 +201,8 @@ func (d *Daemon) learn(st *state, id rules.TableID, seen rules.Section, finding 
 	seen, podsWait := d.learnable(st, id, seen, now)
 	next, again := learned.Learn(f, t, seen, finding, now)
 	next = d.releaseRemoved(st, id, before, next)
-	if !first {
+	changed := !before.Equal(next.Generation[id])
+	if !first && changed {
 		st.accept(id, before, next.Generation[id], now)
 	}
 	st.generation.learned = next
@@ -215,14 +218,14 @@ func (d *Daemon) learn(st *state, id rules.TableID, seen rules.Section, finding 
 	case first:
 		st.generation.made = reload.MadeAtStart
 		st.relearn(next, now)
-	case !before.Equal(next.Generation[id]):
+	case changed:
 		st.generation.made = reload.MadeByOwners
 		st.relearn(next, now)
 		fs.rotation.plan(now)
 		if d.noteRemoval(st, id, before, next.Generation[id], now) {
 			fs.rotation.hold(now) // it may be a purge, which takes the marks, too
 		}
-		if !reload.RemovalOf(id, next.Generation[id], before, now).Empty() {
+		if !fs.rotation.released && !reload.RemovalOf(id, next.Generation[id], before, now).Empty() {
 			fs.rotation.letGo() // restoring an older file would remove the added rules
 		}
 	}

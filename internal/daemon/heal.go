@@ -89,7 +89,7 @@ func (d *Daemon) protection(st *state) rules.Protection {
 
 // examiner returns the Examiner that judges reads now.
 func (d *Daemon) examiner(st *state) reload.Examiner {
-	return reload.Examiner{Canary: d.cfg.Canary, Protection: d.protection(st)}
+	return reload.Examiner{Canary: d.cfg.Canary, Protection: d.protection(st), Extracted: st.extracted}
 }
 
 // replayer returns the Replayer for the present state. All writes of iptables' rules use it: it

@@ -22,9 +22,13 @@ const (
 	// quietWalk is how long canaryd trusts an unchanged stamp that is not exact. One walk of
 	// the legacy tables in 30 s costs a quiet node nothing (13 ms at 20,000 rules).
 	quietWalk = 30 * time.Second
-	// A change is examined after captureQuiet without another one, at the latest after
-	// captureMost. That leaves the read 150 ms of the 250 ms that a generation may be old.
-	// Reads may take a tenth of a core, and half of the time.
+	// On nft an examination costs as much as the changes. It follows captureSoon after the
+	// first of them, so that canaryd learns a change within 20 ms. Examinations may take a
+	// fifth of a core.
+	captureSoon  = 15 * time.Millisecond
+	captureShare = 4
+	// On legacy a change is examined after captureQuiet without another one, at the latest
+	// after captureMost. Reads may take a tenth of a core, and half of the time.
 	captureQuiet = 50 * time.Millisecond
 	captureMost  = 100 * time.Millisecond
 	readShare    = 9
@@ -303,7 +307,7 @@ func (d *Daemon) judgeProbe(ctx context.Context, st *state, p probed, free func(
 	if d.judgeMarks(st, f, st.marks.current, p.result) {
 		l.intact = p.result.Digest
 		if fs.examined.at.IsZero() || p.result.Digest != fs.examined.digest {
-			fs.examined.markDirty(time.Now())
+			fs.markDirty(time.Now())
 		}
 	} else if st.pause.on() && st.loss.shown() && p.result.Digest != st.loss.seen[f] { // its owner may have put all back
 		st.loss.retry.At = pace.Earliest(st.loss.retry.At, pace.Latest(p.end.Add(captureQuiet), st.loss.again))

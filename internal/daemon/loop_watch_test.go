@@ -16,6 +16,23 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
+// TestTheLoopDigestsNothing: no step of the loop needs the generation's ID. A client that asks
+// for the status gets it.
+func TestTheLoopDigestsNothing(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := start(t, backend, setup{})
+		if id := r.d.status.Load().Generation.ID; id != "" {
+			t.Errorf("the loop published the ID %s", id)
+		}
+		before := r.d.Status().Generation.ID
+		r.write(rules.Nat, "-A CNI-HOSTPORT-DNAT -p tcp -m tcp --dport 20000 -j CNI-HOSTPORT-SETMARK")
+		r.settled()
+		if after := r.d.Status().Generation.ID; len(before) != 12 || len(after) != 12 || before == after {
+			t.Errorf("the generation %s became %s", before, after)
+		}
+	})
+}
+
 // TestWatch: a follower of the status sees a loss and its end, and nothing while nothing
 // happens.
 func TestWatch(t *testing.T) {

@@ -170,7 +170,7 @@ func (d *Daemon) recordPaused(ctx context.Context, st *state) (back bool) {
 		// On legacy the restored rules may have the former digest. Then no look makes an
 		// examination due.
 		for _, fs := range st.families {
-			fs.examined.markDirty(time.Now())
+			fs.markDirty(time.Now())
 		}
 		st.looking.plan(time.Now().Add(d.cfg.PollInterval))
 		return false

@@ -25,7 +25,7 @@ func (d *Daemon) recall(ctx context.Context, st *state) {
 		return
 	}
 	log := klog.FromContext(ctx)
-	st.disk.generations = d.cfg.Store.List()
+	st.disk.stored = storedOf(d.cfg.Store.List())
 	d.recallOwners(ctx, st)
 	d.recallUnread(ctx, st)
 	d.recallDecision(ctx, st)

@@ -39,7 +39,7 @@ func (d *Daemon) applyResult(ctx context.Context, st *state, f rules.Family, fr 
 		fs.setKnown(now)
 		fs.setSound(fr.Digest)
 	} else {
-		fs.examined.markDirty(now)
+		fs.markDirty(now)
 	}
 	fs.openWindow(fr, now)
 	d.examineAfter(st, f, fr, now)

@@ -6,6 +6,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -21,20 +22,20 @@ const (
 
 // saving is the content of the state folder, and the times of its next writes.
 type saving struct {
-	markedAt    time.Time // since when marks are not on disk; zero: all are
-	saveAt      time.Time // when the generation is written; zero: nothing to write
-	savedAt     time.Time
-	cost        time.Duration // of the last save
-	retry       pace.Retry    // of a save that failed
-	trouble     pace.Trouble  // why the last one failed
-	noBytes     pace.Trouble  // why the bytes of rules are not on disk
-	keptAt      time.Time     // when the state was last written, with the present generation
-	written     int           // the number of changes that the generation's file has
-	kept        int           // the number of changes that the state names
-	remade      int           // how often the folder was made again, as last seen
-	marks       canary.Marks  // as the disk has them
-	generations []reload.Kept // as the disk has them
-	folded      []string      // IDs of records in which flushes were counted since they were written
+	markedAt time.Time // since when marks are not on disk; zero: all are
+	saveAt   time.Time // when the generation is written; zero: nothing to write
+	savedAt  time.Time
+	cost     time.Duration          // of the last save
+	retry    pace.Retry             // of a save that failed
+	trouble  pace.Trouble           // why the last one failed
+	noBytes  pace.Trouble           // why the bytes of rules are not on disk
+	keptAt   time.Time              // when the state was last written, with the present generation
+	written  int                    // the number of changes that the generation's file has
+	kept     int                    // the number of changes that the state names
+	remade   int                    // how often the folder was made again, as last seen
+	marks    canary.Marks           // as the disk has them
+	stored   []api.StoredGeneration // the generations on disk
+	folded   []string               // IDs of records in which flushes were counted since they were written
 }
 
 // saveSoon plans to write the generation a moment later.
@@ -88,7 +89,7 @@ func (d *Daemon) save(ctx context.Context, st *state, last bool) {
 		d.saveBytes(ctx, st)
 		st.disk.savedAt, st.disk.cost = time.Now(), time.Since(start)
 	}
-	st.disk.generations = d.cfg.Store.List()
+	st.disk.stored = storedOf(d.cfg.Store.List())
 	if err != nil {
 		st.disk.marks = st.marksToKeep(st.marks.current)
 	}

@@ -21,6 +21,9 @@ import (
 // no chore is due.
 const pieceRest = time.Millisecond
 
+// idleRest is the time until canaryd decides again whether a table without a copy needs one.
+const idleRest = 100 * time.Millisecond
+
 // followAt returns when followStandby is due: at once (d.made) for a new native table, zero if
 // nothing is to be done.
 func (d *Daemon) followAt(st *state) (first time.Time) {
@@ -63,6 +66,7 @@ func (d *Daemon) followStandby(ctx context.Context, st *state) {
 			d.releaseStandby(ctx, st, s, api.StandbyOff, why)
 		case why != "":
 			d.releaseStandby(ctx, st, s, api.StandbyIdle, why)
+			s.next = now.Add(idleRest)
 		case s.native():
 			natives = append(natives, want)
 		default:

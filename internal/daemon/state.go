@@ -41,6 +41,9 @@ type state struct {
 	owners     ownersOnDisk      // knowledge of rules' owners, as the disk has it
 	ownerless  pace.Trouble      // kube-proxy's rules have no owner
 
+	// extracted holds the protected parts of the last reads, by the present protection.
+	extracted map[rules.TableID]rules.Extraction
+
 	// The watch over them.
 	marks   marking // canaries and witnesses
 	looking looking // when the next look is due, and why
@@ -106,7 +109,7 @@ type familyState struct {
 
 // newState returns the state of a daemon that has not looked at anything yet.
 func (d *Daemon) newState() *state {
-	st := &state{families: map[rules.Family]*familyState{}, pace: d.cfg.Pace, native: d.newNativeRealm(), standby: d.newStandby()}
+	st := &state{families: map[rules.Family]*familyState{}, extracted: map[rules.TableID]rules.Extraction{}, pace: d.cfg.Pace, native: d.newNativeRealm(), standby: d.newStandby()}
 	st.contention, st.looking.storm = newContention("iptables"), pace.Bucket{Share: pace.StormShare}
 	st.quarantine.stood = map[rules.Family]map[iptables.Place]bool{}
 	st.pods.Grace = d.cfg.JumpGrace

@@ -14,13 +14,13 @@ const watchBehind = 64
 // watchers are the followers of the status. The zero value has none.
 type watchers struct {
 	mu   sync.Mutex
-	list map[chan *api.Status]struct{}
+	list map[chan *published]struct{}
 	own  int // of the daemon itself, which MostWatchers does not count
 }
 
 // add returns the present status, a channel for each later one, and a function that ends that.
 // It fails if there are too many watchers. Watch calls it.
-func (w *watchers) add(status func() api.Status) (now api.Status, news chan *api.Status, end func(), err error) {
+func (w *watchers) add(status func() api.Status) (now api.Status, news chan *published, end func(), err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(w.list)-w.own >= api.MostWatchers {
@@ -31,7 +31,7 @@ func (w *watchers) add(status func() api.Status) (now api.Status, news chan *api
 }
 
 // follow is add for the daemon itself (Report), whose place no client takes. It cannot fail.
-func (w *watchers) follow(status func() api.Status) (now api.Status, news chan *api.Status, end func()) {
+func (w *watchers) follow(status func() api.Status) (now api.Status, news chan *published, end func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.own++
@@ -45,11 +45,11 @@ func (w *watchers) follow(status func() api.Status) (now api.Status, news chan *
 }
 
 // open opens a channel. The lock is held.
-func (w *watchers) open(status func() api.Status) (now api.Status, news chan *api.Status, end func()) {
+func (w *watchers) open(status func() api.Status) (now api.Status, news chan *published, end func()) {
 	if w.list == nil {
-		w.list = map[chan *api.Status]struct{}{}
+		w.list = map[chan *published]struct{}{}
 	}
-	news = make(chan *api.Status, watchBehind)
+	news = make(chan *published, watchBehind)
 	w.list[news] = struct{}{}
 	return status(), news, func() {
 		w.mu.Lock()
@@ -60,7 +60,7 @@ func (w *watchers) open(status func() api.Status) (now api.Status, news chan *ap
 
 // give publishes a status by publish and gives it to each watcher. It never waits: a slow
 // watcher loses the oldest.
-func (w *watchers) give(s *api.Status, publish func()) {
+func (w *watchers) give(s *published, publish func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	publish() // under the lock: a watcher that is added meanwhile sees it once
@@ -92,10 +92,11 @@ func (d *Daemon) Watch(ctx context.Context, see func(api.Status) error) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case next := <-news:
-			if !next.Differs(last) {
+			now := next.complete()
+			if !now.Differs(last) {
 				continue
 			}
-			last = *next
+			last = now
 			if err := see(last); err != nil {
 				return err
 			}

@@ -27,10 +27,14 @@ func (m *manager) send(message string) error {
 }
 
 func verdictOf(v canary.Verdict, id string) api.Status {
-	return api.Status{
+	s := api.Status{
 		Families:   map[rules.Family]api.Verdicts{rules.IPv4: {rules.Mangle: v, rules.Nat: v, rules.Filter: v}},
 		Generation: api.Generation{ID: id, Rules: 460, Chains: 147},
 	}
+	if id != "" {
+		s.Generation.Captured = time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
+	}
+	return s
 }
 
 func TestNotifier(t *testing.T) {

@@ -213,7 +213,7 @@ func Judge(want Wanted, seen Seen) Finding {
 			f.Jumps = append(f.Jumps, h)
 		}
 	}
-	emptied, missing := lostChains(want.Section, seen.Table)
+	emptied, missing := lostChains(want.Section, seen)
 	f.Emptied, f.Missing = rules.ChainNames(emptied), missing
 	f.remember(want, seen)
 	f.rememberPurged(want, seen)
@@ -236,7 +236,7 @@ func judgeStanding(want Wanted, seen Seen) Finding {
 		if !f.Verdict.Loss() {
 			f.Verdict = Drifted
 		}
-		_, _, led := withoutLedTo(others, seen.Table)
+		_, _, led := withoutLedTo(others, seen)
 		f.losesWith(declared.Join(others), seen.Table, led)
 	}
 	return f
@@ -283,7 +283,7 @@ func judgeContent(want Wanted, seen Seen) Finding {
 			f.Waiting = append(f.Waiting, h)
 		}
 	}
-	emptied, missing, led := withoutLedTo(want.Section, seen.Table)
+	emptied, missing, led := withoutLedTo(want.Section, seen)
 	gone := f.judgePurged(want, &emptied, missing, led)
 	f.judgeEmptied(want, seen, emptied)
 	// The jump to a chain that is put back may have been deleted with the chain's rules: an
@@ -378,12 +378,15 @@ func Superseded(s rules.Section, standing []rules.Rule, h rules.Jump) bool {
 
 func hasRules(t *rules.Table, chain string) bool { return len(t.Rules(chain)) > 0 }
 
-// lostChains returns the wanted chains that have lost all of their rules, and the names of
+// lostChains returns the wanted chains of s that have lost all of their rules, and the names of
 // wanted chains that do not exist.
-func lostChains(s rules.Section, t *rules.Table) (emptied []rules.Chain, missing []string) {
-	for _, wanted := range s.Chains {
-		c := t.Chain(wanted.Name)
-		switch {
+func lostChains(s rules.Section, seen Seen) (emptied []rules.Chain, missing []string) {
+	for _, changed := range rules.ChangedChains(s.Chains, seen.Section.Chains) {
+		if changed.Was < 0 {
+			break // the section has no more chains
+		}
+		wanted := s.Chains[changed.Was]
+		switch c := seen.Table.Chain(wanted.Name); {
 		case c == nil:
 			missing = append(missing, wanted.Name)
 		case len(c.Rules) == 0 && len(wanted.Rules) > 0:
@@ -431,16 +434,13 @@ func sameContent(want, seen rules.Section) bool {
 	if len(want.Chains) != len(seen.Chains) || len(want.Jumps) != len(seen.Jumps) {
 		return false
 	}
-	at := make(map[string][]rules.Rule, len(seen.Chains))
-	for _, c := range seen.Chains {
-		at[c.Name] = c.Rules
-	}
-	for _, c := range want.Chains {
-		if rs, ok := at[c.Name]; !ok || !rules.EqualRules(c.Rules, rs) {
+	for _, c := range rules.ChangedChains(want.Chains, seen.Chains) {
+		if c.Was < 0 || c.Is < 0 || !rules.EqualRules(want.Chains[c.Was].Rules, seen.Chains[c.Is].Rules) {
 			return false
 		}
 	}
-	return slices.EqualFunc(sortedJumps(want), sortedJumps(seen), rules.Jump.Same)
+	return slices.EqualFunc(want.Jumps, seen.Jumps, rules.Jump.Same) ||
+		slices.EqualFunc(sortedJumps(want), sortedJumps(seen), rules.Jump.Same)
 }
 
 func sortedJumps(s rules.Section) []rules.Jump {

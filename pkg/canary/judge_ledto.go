@@ -14,8 +14,8 @@ import (
 // withoutLedTo is lostChains without the chains of s.LedTo, which are no loss by themselves. It
 // returns these in led: true if the chain is missing, false if it is empty. led is nil if s has
 // no such chain.
-func withoutLedTo(s rules.Section, t *rules.Table) (emptied []rules.Chain, missing []string, led map[string]bool) {
-	emptied, missing = lostChains(s, t)
+func withoutLedTo(s rules.Section, seen Seen) (emptied []rules.Chain, missing []string, led map[string]bool) {
+	emptied, missing = lostChains(s, seen)
 	if len(s.LedTo) == 0 {
 		return emptied, missing, nil
 	}

@@ -118,6 +118,12 @@ type Mark struct {
 	Drill Nonce `json:"drill,omitempty"`
 }
 
+// Equal reports whether two marks are the same.
+func (m Mark) Equal(o Mark) bool {
+	tried := m.Tried == o.Tried || m.Tried != nil && o.Tried != nil && m.Tried.Equal(*o.Tried)
+	return tried && m.Nonce == o.Nonce && m.Drill == o.Drill && slices.Equal(m.Witnessed, o.Witnessed)
+}
+
 // Trying returns m with the record that next may have been planted. canaryd saves it before a
 // write. If canaryd is killed then, Resolve still recognises its own write.
 func (m Mark) Trying(next Mark) Mark {

@@ -78,7 +78,8 @@ const (
 )
 
 // Takings returns the deletions by commits of the last minutes, as far as they are known, for
-// the search for a culprit. On legacy it returns nothing.
+// the search for a culprit. Callers share the list, and do not change it. On legacy it returns
+// nothing.
 func (k *Kernel) Takings(ctx context.Context) Takings {
 	if k.mirror == nil {
 		return Takings{}
@@ -114,11 +115,12 @@ type openChain struct {
 	gone    bool // the chain itself was deleted
 }
 
-// all returns a copy of the known takings, for Kernel.Takings.
+// all returns the known takings, for Kernel.Takings. They never change: the log appends new ones
+// behind them.
 func (l *takingsLog) all() Takings {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return Takings{l.kept.Known, l.kept.Since, slices.Clone(l.kept.List)}
+	return Takings{l.kept.Known, l.kept.Since, slices.Clip(l.kept.List)}
 }
 
 // restart forgets everything. The mirror calls it when it begins to receive notifications, also
@@ -251,7 +253,7 @@ func (l *takingsLog) end(by nft.Commit, now time.Time) {
 // trim forgets the oldest takings beyond the bounds; end calls it with l.mu held. It keeps or
 // forgets the takings of one commit together, so that kept.Since is exact.
 func (l *takingsLog) trim(now time.Time) {
-	list, n := l.kept.List, 0
+	list, n, size := l.kept.List, 0, l.size
 	for n < len(list) && (len(list)-n > takingsKept || l.size > takenAltogether || now.Sub(l.heard[n]) > takingsFor) {
 		genid := list[n].Commit.Genid
 		for ; n < len(list) && list[n].Commit.Genid == genid; n++ {
@@ -259,7 +261,10 @@ func (l *takingsLog) trim(now time.Time) {
 		}
 		l.kept.Since = genid
 	}
-	l.kept.List, l.heard = slices.Delete(list, 0, n), slices.Delete(l.heard, 0, n)
+	l.kept.List, l.heard = list[n:], l.heard[n:]
+	if size-l.size > takingsKept { // many names: free them now, not when the list grows
+		l.kept.List = slices.Clone(l.kept.List)
+	}
 }
 
 // names returns the number of chain names in the Taking.

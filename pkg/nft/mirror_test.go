@@ -96,13 +96,17 @@ func (x mirrorTest) kernel(t *testing.T) (words map[string][]string, genid uint3
 	return words, genid
 }
 
-// want fails the test if the mirror differs from the kernel.
+// want fails the test if the mirror differs from the kernel, or has miscounted its rules.
 func (x mirrorTest) want(t *testing.T, after string) {
 	t.Helper()
 	got, at := x.read(t)
 	want, genid := x.kernel(t)
 	if diff := cmp.Diff(want, got); diff != "" || at != genid {
 		t.Fatalf("after %s, at genid %d of %d (-kernel +mirror):\n%s", after, at, genid, diff)
+	}
+	counted := x.f.kept
+	if x.f.trim(); counted != x.f.kept {
+		t.Fatalf("after %s: it keeps rules for %d units, and counts %d", after, x.f.kept, counted)
 	}
 }
 

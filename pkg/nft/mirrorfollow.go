@@ -300,7 +300,8 @@ func (f *FamilyMirror) settle() {
 		}
 	}
 	f.settling = false
-	if !f.stale && !f.Dirty() { // else the chains that are read next count, too
+	// Chains that are read next count, too. Otherwise kept is exact.
+	if !f.stale && !f.Dirty() && (f.left || !f.cfg.Budget.Fits(f.kept)) {
 		f.trim()
 	}
 }

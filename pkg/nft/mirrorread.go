@@ -75,6 +75,9 @@ func (f *FamilyMirror) reread(place Place, itself bool) error {
 func (f *FamilyMirror) drop(t *mirrorTable, place Place) {
 	delete(f.dirty, place)
 	if c := t.chains[place.Chain]; c != nil {
+		if c.read && c.out == nil {
+			f.kept -= c.weight.Units()
+		}
 		f.cfg.Rules.Release(c.IDs, false)
 		delete(t.chains, place.Chain)
 		f.cfg.View.Reshaped(place.Table, place.Chain)

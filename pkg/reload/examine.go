@@ -7,10 +7,13 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// An Examiner judges full reads. It keeps no state.
+// An Examiner judges full reads.
 type Examiner struct {
 	Canary     string // the canary chain's name
 	Protection rules.Protection
+	// Extracted holds the Extractions of the last reads by the same Protection, so that the
+	// next one costs as much as the changes; nil: none are kept. Examine changes it.
+	Extracted map[rules.TableID]rules.Extraction
 }
 
 // Examined is the result of one table's read, with the judge's finding.
@@ -42,7 +45,7 @@ func (e Examiner) Examine(snapshot iptables.Snapshot, job Job) map[rules.TableNa
 // does not expect quarantined rules in a table.
 func (e Examiner) tasks(snapshot iptables.Snapshot, job Job) []tableTask {
 	f := snapshot.Family
-	var tasks []tableTask
+	tasks := make([]tableTask, 0, protect.TableCount)
 	var purged func(id rules.TableID, chain, target string) bool
 	if job.Purged != nil {
 		purged = job.Purged()
@@ -50,7 +53,7 @@ func (e Examiner) tasks(snapshot iptables.Snapshot, job Job) []tableTask {
 	for _, table := range protect.Tables() {
 		leaveAbsent := job.LeaveAbsent != nil && job.LeaveAbsent(f, table)
 		list := job.Quarantine[f.Table(table)]
-		seen := seenOf(snapshot, table, e.Protection, list)
+		seen := e.seenOf(snapshot, table, list)
 		seen.Quiet, seen.Before = job.Quiet[f], job.Memory.Finding(f.Table(table))
 		if job.Over != nil {
 			seen.Over = func(h rules.Jump) bool { return job.Over(f.Table(table), h) }
@@ -112,14 +115,18 @@ func OnDemandOf(snapshot iptables.Snapshot) map[rules.TableName]*rules.Table {
 // seenOf returns one table of a snapshot in the form that the judge takes, for the examination
 // and the proof. The section has the chains of other owners to which only quarantined rules
 // lead: their owners' changes count meanwhile.
-func seenOf(snapshot iptables.Snapshot, table rules.TableName, protection rules.Protection, quarantined []QuarantinedRule) canary.Seen {
+func (e Examiner) seenOf(snapshot iptables.Snapshot, table rules.TableName, quarantined []QuarantinedRule) canary.Seen {
 	if err := snapshot.Unreadable[table]; err != nil {
 		return canary.Seen{Err: err}
 	}
-	t := snapshot.Tables[table]
+	t, id := snapshot.Tables[table], snapshot.Family.Table(table)
 	missing := make([]rules.Rule, len(quarantined))
 	for i, h := range quarantined {
 		missing[i] = h.Rule
 	}
-	return canary.Seen{Table: t, Section: protection.ExtractWith(t, canary.IsMark, missing)}
+	x := e.Protection.ExtractNext(e.Extracted[id], t, canary.IsMark, missing)
+	if e.Extracted != nil {
+		e.Extracted[id] = x
+	}
+	return canary.Seen{Table: t, Section: x.Section}
 }

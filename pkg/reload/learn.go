@@ -58,6 +58,9 @@ func (l Learned) Shrunk(f rules.Family, t rules.TableName, chain string) time.Ti
 func (l Learned) Learn(f rules.Family, t rules.TableName, seen rules.Section, finding canary.Finding, now time.Time) (Learned, time.Time) {
 	id := f.Table(t)
 	old, known := l.Generation[id]
+	if known && len(finding.Waiting) == 0 && old.Same(seen) && !l.shrinks(id) {
+		return l, time.Time{}
+	}
 	next := Learned{Generation: l.Generation, shrunk: make(map[shrinkKey]time.Time)}
 	maps.Copy(next.shrunk, l.shrunk)
 	maps.DeleteFunc(next.shrunk, func(k shrinkKey, _ time.Time) bool { return k.table == id })
@@ -92,6 +95,16 @@ func (l Learned) Learn(f rules.Family, t rules.TableName, seen rules.Section, fi
 	return next, clocks.due
 }
 
+// shrinks reports whether Learn waits with a removal from a table.
+func (l Learned) shrinks(id rules.TableID) bool {
+	for k := range l.shrunk {
+		if k.table == id {
+			return true
+		}
+	}
+	return false
+}
+
 // shrinking has the clocks of the parts of one table in which a read showed fewer rules.
 type shrinking struct {
 	table        rules.TableID
@@ -123,12 +136,12 @@ func (s *shrinking) stood(chain string) bool {
 // too. seen stays as it is.
 func keepShrunk(old, seen []rules.Chain, counts func(chain string) bool) (chains []rules.Chain, kept map[string]bool) {
 	chains, kept = seen, map[string]bool{}
-	at := make(map[string]int, len(seen))
-	for i, c := range seen {
-		at[c.Name] = i
-	}
-	for _, c := range old {
-		i, there := at[c.Name]
+	for _, changed := range rules.ChangedChains(old, seen) {
+		if changed.Was < 0 {
+			break // old has no more chains
+		}
+		c, i := old[changed.Was], changed.Is
+		there := i >= 0
 		// A missing chain waits even if it was empty. KUBE-IPTABLES-HINT never holds a rule, and
 		// the first step of a firewall's restart deletes it.
 		if there && (len(c.Rules) == 0 || len(seen[i].Rules) > 0) || counts(c.Name) {

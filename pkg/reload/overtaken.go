@@ -31,7 +31,7 @@ func (r run) tablesMoved(ctx context.Context, t *familyRun) bool {
 		return false
 	}
 	return slices.ContainsFunc(t.plans, func(p tablePlan) bool {
-		now := seenOf(snapshot, p.table, r.Protection, p.quarantined)
+		now := Examiner{Protection: r.Protection}.seenOf(snapshot, p.table, p.quarantined)
 		if now.Err != nil || sameTable(t.seen[p.table], now.Table) {
 			return false
 		}

@@ -74,7 +74,7 @@ var ErrUnproved = errors.New("is not as it was written")
 func (r run) proveOne(t *familyRun, plan tablePlan, after iptables.Snapshot) bool {
 	f, result, wrote := t.family, &t.result, t.answer.Err == nil
 	tr := plan.account(result.Tables[plan.table])
-	seen := seenOf(after, plan.table, r.Protection, slices.Concat(r.job.Quarantine[f.Table(plan.table)], plan.quarantined))
+	seen := Examiner{Protection: r.Protection}.seenOf(after, plan.table, slices.Concat(r.job.Quarantine[f.Table(plan.table)], plan.quarantined))
 	planted := tr.Section
 	if seen.Err == nil {
 		tr.Section, tr.Read, tr.Table, tr.Absent = seen.Section, true, seen.Table, seen.Table == nil

@@ -32,11 +32,13 @@ type RemovedRules struct {
 // deletes marks, it was a purge, and Recall puts them back.
 func RemovalOf(id rules.TableID, was, is rules.Section, now time.Time) Removal {
 	r := Removal{Table: id, Time: now, jumps: was.Jumps, dependsOn: was.DependsOn}
-	find := finder(is.Chains)
-	for _, c := range was.Chains {
-		i, stands := find(c.Name)
+	for _, changed := range rules.ChangedChains(was.Chains, is.Chains) {
+		if changed.Was < 0 {
+			break // was has no more chains
+		}
+		c, i := was.Chains[changed.Was], changed.Is
 		switch {
-		case !stands:
+		case i < 0:
 			r.Chains = append(r.Chains, RemovedRules{Chain: c.Name, was: c.Rules, gone: true})
 		case is.Chains[i].LeftOut(), c.LeftOut():
 		case len(rules.OnlyIn(c.Rules, is.Chains[i].Rules)) > 0:
@@ -49,31 +51,6 @@ func RemovalOf(id rules.TableID, was, is rules.Section, now time.Time) Removal {
 		}
 	}
 	return r
-}
-
-// finder returns a function that finds a chain's index by name. Lookups nearly in the chains'
-// order need no index, which for 16,000 chains would take longer than all else.
-func finder(chains []rules.Chain) func(name string) (int, bool) {
-	next, at := 0, map[string]int(nil)
-	return func(name string) (int, bool) {
-		for i := next; i < min(next+4, len(chains)); i++ {
-			if chains[i].Name == name {
-				next = i + 1
-				return i, true
-			}
-		}
-		if at == nil {
-			at = make(map[string]int, len(chains))
-			for i, c := range chains {
-				at[c.Name] = i
-			}
-		}
-		i, found := at[name]
-		if found {
-			next = i + 1
-		}
-		return i, found
-	}
 }
 
 // Empty reports whether nothing was removed.

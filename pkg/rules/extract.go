@@ -1,9 +1,6 @@
 package rules
 
-import (
-	"iter"
-	"slices"
-)
+import "iter"
 
 // A Protection defines the protected chains and rules. protect.Selector makes one from
 // --protect.
@@ -24,52 +21,13 @@ type Protection struct {
 
 // Extract returns one table's section: its protected chains, the chains that they lead to or
 // depend on, and the jumps with their anchors. mark reports whether a rule is canaryd's own:
-// such a rule belongs to no generation and is no neighbour of a jump.
+// such a rule belongs to no generation and is no neighbour of a jump. A nil t gives an empty
+// section.
 func (p Protection) Extract(t *Table, mark func(Rule) bool) Section {
-	return p.ExtractWith(t, mark, nil)
+	return p.ExtractNext(Extraction{}, t, mark, nil).Section
 }
 
-// ExtractWith is Extract as if protected chains held the missing rules too. A rule that
-// cannot be put back still leads to a chain. mark recognizes canaryd's own rules, which do
-// not count. A nil t gives an empty section.
-func (p Protection) ExtractWith(t *Table, mark func(Rule) bool, missing []Rule) Section {
-	var s Section
-	if t == nil {
-		return s
-	}
-	for i := range t.Chains {
-		c := &t.Chains[i]
-		switch {
-		case Builtin(t.Name, c.Name):
-			if s.Policies == nil {
-				s.Policies = map[string]string{}
-			}
-			s.Policies[c.Name] = c.Policy
-		case p.Chain(c.Name) && isChainName(c.Name): // the kernel takes names that iptables-restore cannot read
-			s.Chains = append(s.Chains, Chain{Name: c.Name, Rules: c.Rules})
-		}
-	}
-	for _, name := range builtin[t.Name] {
-		c := t.Chain(name)
-		if c == nil {
-			continue
-		}
-		if c.LeftOut() {
-			// Its jumps are unknown: one Named jump represents all of them.
-			s.Jumps = append(s.Jumps, Jump{Chain: name, Rule: c.Rules[0], Anchor: Anchor{Position: Top}, Named: true})
-			continue
-		}
-		found, alone := p.jumps(t, c, mark)
-		s.Jumps = append(s.Jumps, found...)
-		if alone {
-			s.Alone = append(s.Alone, name)
-		}
-	}
-	p.follow(t, &s, missing)
-	return s
-}
-
-// jumps returns the jumps in built-in chain c with their anchors, for ExtractWith. alone
+// jumps returns the jumps in built-in chain c with their anchors, for ExtractNext. alone
 // says that the chain has jumps and no foreign rule. mark recognizes canaryd's own rules.
 func (p Protection) jumps(t *Table, c *Chain, mark func(Rule) bool) (found []Jump, alone bool) {
 	anchor, last := Anchor{Position: Top}, 0 // found[last:] are behind the last foreign rule
@@ -117,42 +75,6 @@ func (p Protection) LeadingOut(t *Table, mark func(Rule) bool) []Jump {
 		}
 	}
 	return found
-}
-
-// follow adds to s the chains of other owners that protected rules lead to, directly or
-// through each other. Chains that a replay cannot write, protected or not, are added to
-// DependsOn. The missing rules count as protected. ExtractWith calls it.
-func (p Protection) follow(t *Table, s *Section, missing []Rule) {
-	taken := map[string]bool{}
-	from := func(list []Rule) {
-		for _, r := range list {
-			if r.Target == "" || p.Chain(r.Target) || taken[r.Target] {
-				continue
-			}
-			c := t.Chain(r.Target)
-			if c == nil {
-				continue
-			}
-			taken[c.Name] = true
-			switch {
-			case p.Follow != nil && p.Follow(c.Name) && isChainName(c.Name):
-				s.Chains = append(s.Chains, Chain{Name: c.Name, Rules: c.Rules})
-				s.LedTo = append(s.LedTo, c.Name)
-			default:
-				s.DependsOn = append(s.DependsOn, c.Name)
-			}
-		}
-	}
-	from(missing)
-	for i := 0; i < len(s.Chains); i++ {
-		if s.Chains[i].LeftOut() {
-			s.DependsOn = append(s.DependsOn, s.Chains[i].Name)
-			continue
-		}
-		from(s.Chains[i].Rules)
-	}
-	slices.Sort(s.LedTo)
-	slices.Sort(s.DependsOn)
 }
 
 // Others are the rules of a table that nothing guards. This is the only definition of them: the

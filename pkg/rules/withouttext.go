@@ -3,6 +3,9 @@ package rules
 import (
 	"iter"
 	"slices"
+	"strings"
+
+	"github.com/canaryd/canaryd/internal/sorting"
 )
 
 // A TextlessRule is an opaque rule and its chain.
@@ -58,9 +61,9 @@ func (s Section) withTexts(text func(chain string, rule Rule) Rule) Section {
 	return s
 }
 
-// Opaque returns the section's opaque rules, jumps first, for status. found is the result
-// for an earlier section, before. Opaque does not search unchanged chains again, because a
-// section may hold tens of thousands of rules.
+// Opaque returns the section's opaque rules for status: jumps first, then by chain. found is
+// the result for an earlier section, before. Opaque does not search unchanged chains again,
+// because a section may hold tens of thousands of rules.
 func (s Section) Opaque(before Section, found []TextlessRule) []TextlessRule {
 	var all []TextlessRule
 	for _, h := range s.Jumps {
@@ -68,21 +71,29 @@ func (s Section) Opaque(before Section, found []TextlessRule) []TextlessRule {
 			all = append(all, TextlessRule{h.Chain, h.Rule})
 		}
 	}
-	for c, same := range s.chainsSince(before) {
-		if same {
-			for _, f := range found {
-				if f.Chain == c.Name {
-					all = append(all, f)
-				}
-			}
+	jumps := len(all)
+	changed, gone := ChangedChains(before.Chains, s.Chains), map[string]bool{}
+	for _, c := range changed {
+		if c.Was >= 0 {
+			gone[before.Chains[c.Was].Name] = true
+		}
+	}
+	for _, f := range found {
+		if !gone[f.Chain] && !isBuiltinName(f.Chain) {
+			all = append(all, f)
+		}
+	}
+	for _, c := range changed {
+		if c.Is < 0 {
 			continue
 		}
-		for _, r := range c.Rules {
+		for _, r := range s.Chains[c.Is].Rules {
 			if _, opaque := r.Opaque(); opaque && !r.LeftOut() {
-				all = append(all, TextlessRule{c.Name, r})
+				all = append(all, TextlessRule{s.Chains[c.Is].Name, r})
 			}
 		}
 	}
+	sorting.Stable(all[jumps:], func(a, b TextlessRule) int { return strings.Compare(a.Chain, b.Chain) })
 	return all
 }
 
@@ -95,29 +106,11 @@ func (s Section) NewRules(before Section) iter.Seq[Rule] {
 				return
 			}
 		}
-		for c, same := range s.chainsSince(before) {
-			for i := 0; i < len(c.Rules) && !same; i++ {
-				if !yield(c.Rules[i]) {
+		for _, c := range ChangedChains(before.Chains, s.Chains) {
+			for i := 0; c.Is >= 0 && i < len(s.Chains[c.Is].Rules); i++ {
+				if !yield(s.Chains[c.Is].Rules[i]) {
 					return
 				}
-			}
-		}
-	}
-}
-
-// chainsSince yields the section's chains, and whether each chain's rules are the same
-// memory as in an earlier section, before. True is certain; false also holds for equal rules
-// in other memory.
-func (s Section) chainsSince(before Section) iter.Seq2[Chain, bool] {
-	return func(yield func(Chain, bool) bool) {
-		at := 0 // in before: iptables prints chains in the order of their names
-		for _, c := range s.Chains {
-			for at < len(before.Chains) && before.Chains[at].Name < c.Name {
-				at++
-			}
-			same := at < len(before.Chains) && before.Chains[at].Name == c.Name && sameMemory(before.Chains[at].Rules, c.Rules)
-			if !yield(c, same) {
-				return
 			}
 		}
 	}
