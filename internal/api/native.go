@@ -65,6 +65,15 @@ type NativeTable struct {
 	Witness string `json:"witness,omitempty"`
 }
 
+// CountCells returns the table's counts of chains, rules and elements for people. Each is "-" for a
+// table that was left out, because nobody counted them. number formats a count.
+func (t NativeTable) CountCells(number func(int) string) []string {
+	if t.LeftOut {
+		return []string{"-", "-", "-"}
+	}
+	return []string{number(t.Chains), number(t.Rules), number(t.Elements)}
+}
+
 // A NativeLeftOut is a native table that is not guarded, because all native tables together are
 // larger than canaryd keeps (--max-rules).
 type NativeLeftOut struct {
@@ -113,6 +122,8 @@ type NativeRestored struct {
 	Chains   int `json:"chains"`
 	Rules    int `json:"rules"`
 	Elements int `json:"elements"`
+	// Unread means that the table was left out, so the counts are unknown.
+	Unread bool `json:"unread,omitempty"`
 	// Outcome is empty after a dry run. Detail is why canaryd did not put the table back, or
 	// only a part.
 	Outcome Outcome `json:"outcome,omitempty"`
@@ -128,6 +139,8 @@ type NativeLoss struct {
 	Chains   int            `json:"chains"`
 	Rules    int            `json:"rules"`
 	Elements int            `json:"elements"`
+	// Unread means that the table was left out, so the counts are unknown.
+	Unread bool `json:"unread,omitempty"`
 	// Parts describe the loss of each chain, set and object in words; More counts unlisted
 	// ones.
 	Parts []string `json:"parts,omitempty"`
@@ -138,7 +151,7 @@ type NativeLoss struct {
 
 // String describes the loss for people.
 func (l NativeLoss) String() string {
-	lost := Lost{Rules: l.Rules, Chains: l.Chains, Elements: l.Elements}
+	lost := Lost{Rules: l.Rules, Chains: l.Chains, Elements: l.Elements, Unread: l.Unread}
 	return fmt.Sprintf("%s is %s: %s (%s)", l.Table, l.Kind, lost.Text(strconv.Itoa), l.Why)
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/tableid"
 	"github.com/canaryd/canaryd/pkg/watch"
@@ -145,10 +146,10 @@ func TestNativeGrows(t *testing.T) {
 		}
 
 		k.sync(bigOf(40)) // it would fit
-		r.after(2 * countEvery)
+		r.after(2 * nft.CountAgainAfter(0))
 		r.wantLeftOut("inet big")
 		k.sync(bigOf(30))
-		r.after(2 * countEvery)
+		r.after(2 * nft.CountAgainAfter(0))
 		r.wantLeftOut()
 		r.logs(1, 1)
 		k.flushTable(bigTable)
@@ -219,7 +220,7 @@ func TestNativeMakesRoom(t *testing.T) {
 		r.after(3 * time.Second)
 		r.wantLeftOut("inet big")
 		k.sync(bigOf(20))
-		r.after(2 * countEvery)
+		r.after(2 * nft.CountAgainAfter(0))
 		r.wantLeftOut("inet big")
 		k.sync(tableOf(proxyTable, "a"))
 		r.after(3 * time.Second)

@@ -18,13 +18,6 @@ import (
 // This file has the native tables that are left out, because all native tables together are larger
 // than canaryd keeps. canaryd knows such a table by its name and its deeds only.
 
-const (
-	// countEvery is the shortest interval between two counts of a table that is left out and has
-	// changed. countShare keeps counting to 2 % of the time.
-	countEvery = time.Minute
-	countShare = 49
-)
-
 // A nativeLeftOut describes a table that is left out. Its nativeTable has no content.
 type nativeLeftOut struct {
 	units int       // its size in rules at the last count, which ends where the table is too large
@@ -79,7 +72,7 @@ func (d *Daemon) takeNativeLeftOut(ctx context.Context, st *state, seen *native.
 			d.leaveNativeOut(ctx, st, id, t, w)
 		}
 		t = r.tables[id]
-		*t.out = nativeLeftOut{units: w.Units(), next: now.Add(max(countEvery, countShare*took))}
+		*t.out = nativeLeftOut{units: w.Units(), next: now.Add(nft.CountAgainAfter(took))}
 		t.deeds = slices.DeleteFunc(t.deeds, func(deed nativeDeed) bool { return !nft.Newer(deed.Genid, seen.Genid) })
 		t.genid, t.read = seen.Genid, seen.At
 		t.rest(false)

@@ -147,7 +147,8 @@ func (d *Daemon) addNativeLoss(st *state, r *api.Flush, id tableid.TableID) {
 			loss.Elements += c.Lost
 		}
 	}
-	r.Lost.Unread = r.Lost.Unread || t.out != nil
+	loss.Unread = t.out != nil && t.finding.Verdict != native.Emptied // else commits show the counts
+	r.Lost.Unread = r.Lost.Unread || loss.Unread
 	loss.Parts, loss.More = lostParts(t)
 	loss.By = flushes.Accuse(r, d.takersOf(t))
 	r.CulpritsMissed = r.CulpritsMissed || t.missed && len(loss.By) > 0

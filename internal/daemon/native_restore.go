@@ -111,7 +111,7 @@ func (a nativeAsked) rows(tables map[tableid.TableID]*nativeTable, dry bool, err
 	for i := range rows {
 		for id, t := range tables {
 			if t.out != nil && rows[i].Table == id.NFT() {
-				rows[i].Detail = errOwnerOnly.Error()
+				rows[i].Detail, rows[i].Unread = errOwnerOnly.Error(), true
 			}
 		}
 	}
