@@ -3,11 +3,13 @@ package daemon
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/nativestore"
@@ -230,6 +232,61 @@ func TestNativeMakesRoom(t *testing.T) {
 		r.wantReady()
 		k.wantNative(t, bigOf(20))
 	})
+}
+
+// withElements returns the table with a set of so many elements, which packets add and time takes.
+func withElements(table *native.Table, n int) *native.Table {
+	seen := native.Set{Name: "seen", Flags: unix.NFT_SET_EVAL | unix.NFT_SET_TIMEOUT}
+	for i := range n {
+		seen.Elements = append(seen.Elements, native.Element(fmt.Sprint(i)))
+	}
+	table.Sets = []native.Set{seen}
+	return table
+}
+
+// expire takes all elements of a table's set, without a commit.
+func (k *fakeNative) expire(id tableid.TableID) {
+	k.with(func() {
+		next := *k.tables[id]
+		next.Sets = slices.Clone(next.Sets)
+		next.Sets[0].Elements = nil
+		k.tables[id] = &next
+	})
+}
+
+// TestNativeExpires: elements expire without a commit. A table that is left out is taken up again,
+// whether they were its own elements or another table's.
+func TestNativeExpires(t *testing.T) {
+	for _, test := range []struct {
+		name       string
+		proxy, big *native.Table
+		of         tableid.TableID
+		within     time.Duration
+	}{
+		{"another table's", withElements(tableOf(proxyTable, "a"), 18), bigOf(33), proxyTable, 2 * refreshEvery},
+		{"its own", tableOf(proxyTable, "a"), withElements(bigOf(10), 60), bigTable, 2 * nft.CountAgainAfter(0)},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			k := newFakeNative(test.proxy, test.big)
+			k.limit(50)
+			nativeNode(t, setup{guarded: k}, func(t *testing.T, r *rig, k *fakeNative) {
+				r.after(5 * time.Minute)
+				r.wantLeftOut("inet big")
+				reads := 0
+				k.with(func() { reads = k.read[bigTable] })
+				if reads > 7 {
+					t.Errorf("%d reads of a table that nobody changed", reads)
+				}
+				k.expire(test.of)
+				r.after(test.within + time.Second)
+				r.wantLeftOut()
+				r.logs(1, 1)
+				k.flushRuleset()
+				r.settled()
+				k.wantNative(t, test.big)
+			})
+		})
+	}
 }
 
 // TestNativeTooLargeToBeProved: while a table is lost, another one fills the limit. The lost table

@@ -465,10 +465,10 @@ func (k *fakeNative) Capture(wanted func(nft.Table) bool) (*native.Ruleset, erro
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.captures++
-	r := &native.Ruleset{Genid: k.now(), At: time.Now(), Tables: map[tableid.TableID]*native.Table{}}
+	r := &native.Ruleset{Genid: k.now(), At: time.Now(), Tables: map[tableid.TableID]*native.Table{}, Fleeting: map[tableid.TableID]bool{}}
 	for id, t := range k.tables {
 		if wanted(nft.Table{Family: id.Family, Name: id.Name, Owner: k.owners[id]}) {
-			r.Tables[id] = t
+			r.Tables[id], r.Fleeting[id] = t, t.Fleeting()
 		}
 	}
 	k.leaveTablesOut(r)

@@ -23,6 +23,9 @@ type nativeLeftOut struct {
 	units int       // its size in rules at the last count, which ends where the table is too large
 	taken int       // sevenths of rules that commits have taken since: a set's element is one
 	next  time.Time // not before: the next count
+	// fleeting: packets or time may remove elements without a commit. It is counted again although
+	// no commit changed it.
+	fleeting bool
 }
 
 // take notes the deed of a commit. A table that was deleted, or has lost half of its size at the
@@ -72,7 +75,7 @@ func (d *Daemon) takeNativeLeftOut(ctx context.Context, st *state, seen *native.
 			d.leaveNativeOut(ctx, st, id, t, w)
 		}
 		t = r.tables[id]
-		*t.out = nativeLeftOut{units: w.Units(), next: now.Add(nft.CountAgainAfter(took))}
+		*t.out = nativeLeftOut{units: w.Units(), next: now.Add(nft.CountAgainAfter(took)), fleeting: seen.Fleeting[id]}
 		t.deeds = slices.DeleteFunc(t.deeds, func(deed nativeDeed) bool { return !nft.Newer(deed.Genid, seen.Genid) })
 		t.genid, t.read = seen.Genid, seen.At
 		t.rest(false)
@@ -80,6 +83,16 @@ func (d *Daemon) takeNativeLeftOut(ctx context.Context, st *state, seen *native.
 			t.touch(deed.since, now, false)
 		}
 	}
+	for id, t := range r.tables {
+		if _, left := seen.LeftOut[id]; t.out != nil && !t.lost() && !t.gone() && !left && seen.Tables[id] == nil {
+			t.countSoon(now)
+		}
+	}
+}
+
+// due reports whether the table is to be read: it may differ, or may fit without a commit.
+func (t *nativeTable) due() bool {
+	return !t.dirty.IsZero() || t.out != nil && t.out.fleeting && !t.lost()
 }
 
 // leaveNativeOut drops the content of a table that is left out from now on. A loss of the table is
@@ -115,7 +128,7 @@ func (t *nativeTable) returned(log klog.Logger, now *native.Table) {
 }
 
 // countSoon has a table counted at once that is left out and may fit by now, because another
-// table has shrunk.
+// table has shrunk, by a commit or by itself.
 func (t *nativeTable) countSoon(now time.Time) {
 	t.out.next = now
 	t.touch(now, now, false)

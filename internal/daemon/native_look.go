@@ -55,7 +55,7 @@ func (r *nativeRealm) planReads(now time.Time) {
 	}
 	for _, t := range r.tables {
 		switch {
-		case t.dirty.IsZero():
+		case !t.due():
 		case t.gone():
 			plan(pace.Latest(now, t.reportAt))
 		case t.out != nil:
@@ -280,9 +280,6 @@ func (d *Daemon) sightNative(ctx context.Context, st *state, read func(func(nft.
 	for id, t := range r.tables {
 		if t.out != nil && choice.exist[id] && seen.Tables[id] == nil {
 			t.missed = false // it is not judged
-			if _, left := seen.LeftOut[id]; !left {
-				t.countSoon(time.Now())
-			}
 		} else if judged[id] {
 			seen.findings[id] = d.inTurn(r, id, t, d.judgeNative(id, t, seen, stand))
 		}

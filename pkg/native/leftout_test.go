@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -174,6 +175,30 @@ func TestPacketsMakeATableTooLarge(t *testing.T) {
 			t.Fatal(err)
 		}
 		k.wants("one", "grows")
+	})
+}
+
+// TestElementsOfATableExpire: a table is left out because of elements with timeouts. Follow says
+// that it may fit again without a commit, and takes it up when they have expired.
+func TestElementsOfATableExpire(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "nft")
+		nstest.CommandInput(t, withSet("lasting")+"add table inet brief\nadd set inet brief addresses { type ipv4_addr; timeout 2s; }\n"+
+			addresses("lasting", 0, 5000)+addresses("brief", 0, 5000), "nft", "-f", "-")
+		k := openLimited(t, 100)
+		testkit.Until(t, "the table is taken up", func() error {
+			r, err := k.Follow(everything)
+			brief, lasting := tableid.Inet.Table("brief"), tableid.Inet.Table("lasting")
+			switch {
+			case err != nil:
+				return err
+			case !r.Fleeting[brief] || r.Fleeting[lasting]:
+				t.Fatalf("packets or time change %v", r.Fleeting)
+			case r.Tables[brief] == nil:
+				return fmt.Errorf("left out are %v", r.LeftOut)
+			}
+			return nil
+		})
 	})
 }
 
