@@ -308,8 +308,36 @@ func TestNativeTooLargeToBeProved(t *testing.T) {
 		if n := k.count().heals - heals; n != 0 {
 			t.Errorf("%d more replays", n)
 		}
-		if list := r.d.Status().Flushes; len(list) != 1 || list[0].Outcome != reload.Partial {
+		list := r.d.Status().Flushes
+		if len(list) != 1 || list[0].Outcome != reload.Partial || list[0].Attempts != 1 {
 			t.Errorf("the records are %+v", list)
+		}
+		if says := "inet big: " + nativestore.ErrNotProved.Error(); list[0].Detail != says || strings.Contains(r.log.String(), "ought to be") {
+			t.Errorf("the record says %q, and the log\n%s", list[0].Detail, r.log)
+		}
+	})
+}
+
+// TestNativeTooLargeToBeProvedOnRequest: a person has a table put back, and its owner makes it too
+// large before the proof. Reply and record say that the restore is not proved.
+func TestNativeTooLargeToBeProvedOnRequest(t *testing.T) {
+	leftOutNode(t, 30, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
+		k.deleteTable(bigTable)
+		r.after(3 * time.Second)
+		r.wantNotReady("table inet big is deleted_by_owner_or_unknown")
+		k.between = func() { k.sync(bigOf(60)) }
+		reply, err := r.d.Restore(t.Context(), api.RestoreRequest{})
+		must(t, err)
+		if len(reply.Native) != 1 || reply.Native[0].Outcome != reload.Partial || reply.Native[0].Detail != nativestore.ErrNotProved.Error() {
+			t.Errorf("the reply is %+v", reply.Native)
+		}
+		r.settled()
+		r.wantLeftOut("inet big")
+		if list := r.d.Status().Flushes; len(list) != 1 || list[0].Outcome != reload.Partial || !strings.Contains(list[0].Detail, nativestore.ErrNotProved.Error()) {
+			t.Errorf("the records are %+v", list)
+		}
+		if log := r.log.String(); strings.Contains(log, "their owner wrote them") {
+			t.Errorf("the log says %s", log)
 		}
 	})
 }

@@ -3,12 +3,14 @@ package daemon
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -103,13 +105,30 @@ func (d *Daemon) leaveNativeOut(ctx context.Context, st *state, id tableid.Table
 		finding: native.Finding{Verdict: native.Intact}, witness: r.witness[id.Family].Nonce}
 	if t.want != nil {
 		left.want.Handle = t.want.Handle
-		d.nativeBack(ctx, st, id, true)
+		if r.loss == nil || !r.loss.unswept[id] { // else canaryd has written it, and its loss ends so
+			d.nativeBack(ctx, st, id, true)
+		}
 		d.hold(st, t, nil)
 		r.disk.moved(time.Now())
 	}
 	if r.tables[id] = left; t.out == nil {
 		severity.Warnings(r.comings.log(ctx)).Error(errNativeTooMany, "A native table is left out: it is NOT guarded", "table", id.NFT(), "sizeInRules", w.Units())
 	}
+}
+
+// leaveUnproved notes that a table was written and is left out of the proof: it became too large
+// meanwhile. The record and the log say so.
+func (d *Daemon) leaveUnproved(ctx context.Context, st *state, id tableid.TableID) {
+	l := st.native.loss
+	flush := l.record.ID
+	l.unproved = true
+	delete(l.unswept, id)
+	err := fmt.Errorf("%s: %w", id.NFT(), nativestore.ErrNotProved)
+	l.tooLarge = append(l.tooLarge, err.Error())
+	if w := st.native.waiting[id]; w != nil {
+		w.Detail, flush = err.Error(), w.ID
+	}
+	severity.Warnings(klog.FromContext(ctx)).Error(err, "A native table was written, and its content is not known", "flush", flush)
 }
 
 // returned notes that a table which was left out is guarded again.

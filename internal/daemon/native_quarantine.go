@@ -151,10 +151,15 @@ func (d *Daemon) readmitTable(ctx context.Context, st *state, id tableid.TableID
 	if err == nil {
 		err = d.hearNative(ctx, st, proof.Genid)
 	}
+	if err == nil {
+		d.takeNativeLeftOut(ctx, st, proof, nil, 0)
+	}
 	switch {
 	case err != nil:
 		t.touch(time.Now(), time.Now(), true)
 		return err
+	case r.tables[id] != t: // it is left out
+		return nativestore.ErrNotProved
 	case !repairs[0].Repaired(proof.Tables[id], false):
 		t.touch(time.Now(), time.Now(), true)
 		return nativestore.ErrNotInForce

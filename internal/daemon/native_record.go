@@ -34,6 +34,7 @@ type nativeLoss struct {
 	lacking  bool                     // devices were left out
 	partial  bool                     // parts of tables were left out
 	unproved bool                     // the kernel took a write whose effect no read showed
+	tooLarge []string                 // says of tables that they were written, and are left out
 	// unswept are tables that were written and that no read has proved. Flows that began in the
 	// gap are ended when the loss ends.
 	unswept map[tableid.TableID]bool
@@ -326,7 +327,7 @@ func (d *Daemon) nativeRecovered(ctx context.Context, st *state) {
 		return
 	}
 	l.record.Attempts = max(l.record.Attempts, l.attempts+1)
-	end := ended{tables: l.record.NativeNames(), outcome: l.outcome(), back: time.Now(), attempts: l.attempts + 1}
+	end := ended{tables: l.record.NativeNames(), outcome: l.outcome(), detail: strings.Join(l.tooLarge, "; "), back: time.Now(), attempts: l.attempts + 1}
 	if l.replayed || l.unproved {
 		end.written = l.written
 		st.native.contention.countReplay(ctx, l.record, false, 0)
@@ -358,12 +359,12 @@ func (d *Daemon) endNative(st *state) {
 
 // outcome returns the record's outcome when the loss ends: skipped if canaryd put nothing back,
 // proved, or partial. It is partial if devices or parts were left out, or if no read proved a
-// write.
+// write or one of its tables.
 func (l *nativeLoss) outcome() api.Outcome {
 	switch {
 	case !l.replayed && !l.unproved:
 		return reload.Skipped
-	case l.lacking || l.partial || !l.replayed:
+	case l.lacking || l.partial || !l.replayed || len(l.tooLarge) > 0:
 		return reload.Partial
 	}
 	return reload.Proved

@@ -153,6 +153,9 @@ func (d *Daemon) endAsked(ctx context.Context, st *state, asked nativeAsked, wri
 			outcome = reload.Partial
 		}
 		if t := st.native.tables[id]; t != nil && !t.lost() {
+			if t.out != nil {
+				outcome, asked.less[id] = reload.Partial, nativestore.ErrNotProved
+			}
 			asked.back[id] = outcome
 			if d.endWaiting(ctx, st, id, outcome, true) {
 				d.cfg.Metrics.ObserveNativeReplay(id.Family.NFT(), outcome)

@@ -6,8 +6,8 @@
 // the kernel with the folder, and [Store.RestoreStored] or [Store.RestoreGeneration] to write.
 // [Store.List] and [Store.Show] are for people.
 //
-// Callers distinguish [ErrNotProtected], [ErrOwnersNewer], [ErrNotInForce], [ErrOwnerWrote],
-// [ErrDevicesLeft], [ErrTooLarge] and [ErrNoNFTables]. Load returns the readable tables together
+// Callers distinguish [ErrNotProtected], [ErrOwnersNewer], [ErrNotInForce], [ErrNotProved],
+// [ErrOwnerWrote], [ErrDevicesLeft], [ErrTooLarge] and [ErrNoNFTables]. Load returns the readable tables together
 // with its error. A Store is for one goroutine; only Show may be called by any.
 package nativestore
 
