@@ -77,6 +77,7 @@ func (d *Daemon) takeNativeLeftOut(ctx context.Context, st *state, seen *native.
 			d.leaveNativeOut(ctx, st, id, t, w)
 		}
 		t = r.tables[id]
+		d.doubtHeld(ctx, st, t)
 		*t.out = nativeLeftOut{units: w.Units(), next: now.Add(nft.CountAgainAfter(took)), fleeting: seen.Fleeting[id]}
 		t.deeds = slices.DeleteFunc(t.deeds, func(deed nativeDeed) bool { return !nft.Newer(deed.Genid, seen.Genid) })
 		t.genid, t.read = seen.Genid, seen.At
@@ -102,17 +103,39 @@ func (t *nativeTable) due() bool {
 func (d *Daemon) leaveNativeOut(ctx context.Context, st *state, id tableid.TableID, t *nativeTable, w nft.Weight) {
 	r := &st.native
 	left := &nativeTable{want: &native.Table{ID: id}, deeds: t.deeds, wrote: t.wrote, out: &nativeLeftOut{},
-		finding: native.Finding{Verdict: native.Intact}, witness: r.witness[id.Family].Nonce}
+		finding: native.Finding{Verdict: native.Intact}, witness: r.witness[id.Family].Nonce, held: t.held, heldFor: t.heldFor}
 	if t.want != nil {
 		left.want.Handle = t.want.Handle
 		if r.loss == nil || !r.loss.unswept[id] { // else canaryd has written it, and its loss ends so
 			d.nativeBack(ctx, st, id, true)
 		}
-		d.hold(st, t, nil)
 		r.disk.moved(time.Now())
 	}
 	if r.tables[id] = left; t.out == nil {
 		severity.Warnings(r.comings.log(ctx)).Error(errNativeTooMany, "A native table is left out: it is NOT guarded", "table", id.NFT(), "sizeInRules", w.Units())
+	}
+	if d.doubtHeld(ctx, st, left); t.out == nil && len(left.held) > 0 {
+		severity.Warnings(klog.FromContext(ctx)).Info("Parts in quarantine wait until their native table is not left out any more", "table", id.NFT(), "parts", len(left.held))
+		d.explainPartial(ctx, st, left.heldFor, fmt.Sprintf("%s has parts in quarantine, which wait because it is too large (--max-rules)", id.NFT()))
+	}
+}
+
+// doubtHeld drops parts in quarantine of a table that is left out, if a commit may have removed
+// them: a table that is not read may have had such a part again. After missed commits the content
+// decides when the table is read.
+func (d *Daemon) doubtHeld(ctx context.Context, st *state, t *nativeTable) {
+	still := slices.DeleteFunc(slices.Clone(t.held), func(h native.Held) bool {
+		return slices.ContainsFunc(t.deeds, func(deed nativeDeed) bool { return deed.MayRemove(h) })
+	})
+	n := len(t.held) - len(still)
+	if n == 0 {
+		return
+	}
+	const why = "a commit took rules or elements from where they belong, while the table was left out (--max-rules)"
+	severity.Warnings(klog.FromContext(ctx)).Info("Parts in quarantine are given up", "table", t.want.ID.NFT(), "parts", n, "left", len(still), "because", why)
+	if d.hold(st, t, still); len(still) == 0 {
+		d.explainPartial(ctx, st, t.heldFor, "parts of "+t.want.ID.NFT()+" were given up: "+why)
+		t.heldFor = ""
 	}
 }
 
@@ -133,9 +156,6 @@ func (d *Daemon) leaveUnproved(ctx context.Context, st *state, id tableid.TableI
 
 // returned notes that a table which was left out is guarded again.
 func (t *nativeTable) returned(log klog.Logger, now *native.Table) {
-	if t.out == nil {
-		return
-	}
 	chains, rules, elements := now.Counts()
 	log = log.WithValues("table", now.ID.NFT(), "chains", chains, "rules", rules, "elements", elements)
 	if t.out.lostHalf() && 2*(7*rules+elements) < 7*t.out.units { // its owner has not only rewritten it

@@ -29,11 +29,15 @@ func (d *Daemon) hold(st *state, t *nativeTable, held []native.Held) {
 		r.readmit.In(pace.FirstTry, now)
 	}
 	t.held = held
-	if !anyOf(r.tables, func(t *nativeTable) bool { return len(t.held) > 0 }) {
+	if !anyOf(r.tables, (*nativeTable).readmits) {
 		r.readmit = pace.Retry{}
 	}
 	r.disk.changed(now)
 }
+
+// readmits reports whether the table has parts in quarantine that readmitNative tries. Parts of a
+// table that is left out wait.
+func (t *nativeTable) readmits() bool { return len(t.held) > 0 && t.out == nil }
 
 // holdOn updates the quarantine after an owner has changed its table. A table that the owner
 // made again, or a chain that it wrote again, counts as the owner's decision.
@@ -99,7 +103,7 @@ func (d *Daemon) readmitNative(ctx context.Context, st *state) {
 	r := &st.native
 	r.readmit.Failed(nil, time.Now())
 	for _, id := range r.ids() {
-		if t := r.tables[id]; len(t.held) == 0 || t.lost() || t.old {
+		if t := r.tables[id]; !t.readmits() || t.lost() || t.old {
 			continue
 		}
 		if err := d.readmitTable(ctx, st, id); err != nil {
@@ -109,7 +113,7 @@ func (d *Daemon) readmitNative(ctx context.Context, st *state) {
 			}
 		}
 	}
-	if !anyOf(r.tables, func(t *nativeTable) bool { return len(t.held) > 0 }) { // their owners have deleted them
+	if !anyOf(r.tables, (*nativeTable).readmits) { // their owners have deleted them
 		r.readmit = pace.Retry{}
 	}
 	r.planReads(time.Now())
