@@ -180,7 +180,10 @@ func TestNativeLeftOutIsTaken(t *testing.T) {
 			k.origin = watch.Origin{Unit: "nftables.service"}
 			k.flushTable(bigTable)
 		}, "emptied"},
-		{"its rules, by an unknown process", func(k *fakeNative) { k.flushTable(bigTable) }, ""},
+		{"its rules, by an unknown process", func(k *fakeNative) { k.flushTable(bigTable) }, "emptied"},
+		{"most of a chain, by an unknown process", func(k *fakeNative) {
+			k.removeNamed(bigTable, nil, map[string]int{"services": 55}, nil)
+		}, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			leftOutNode(t, 60, setup{}, func(t *testing.T, r *rig, k *fakeNative) {

@@ -55,6 +55,7 @@ type fakeNative struct {
 	onCommit           func(nft.Commit)
 	captures           int
 	follows, refreshes int
+	glimpses           int
 	takes              time.Duration // duration of a read
 	brokenReads        error         // for reads of tables
 	brokenHears        error         // for reads of notifications
@@ -448,6 +449,21 @@ func (k *fakeNative) Refresh(time.Duration) (int, error) {
 	defer k.mu.Unlock()
 	k.refreshes++
 	return 1, k.fault()
+}
+
+// Glimpse implements NativeKernel: it shows the whole table.
+func (k *fakeNative) Glimpse(id tableid.TableID, _, _ []string) (native.Glimpse, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.glimpses++
+	g := native.Glimpse{Genid: k.now(), Table: k.tables[id], Used: map[string]bool{"services": true}}
+	if after := k.after; after != nil {
+		k.after = nil
+		k.mu.Unlock()
+		after()
+		k.mu.Lock()
+	}
+	return g, errors.Join(k.fault(), k.brokenReads)
 }
 
 func (k *fakeNative) Follow(wanted func(nft.Table) bool) (*native.Ruleset, error) {

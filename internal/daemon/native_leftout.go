@@ -25,17 +25,17 @@ type nativeLeftOut struct {
 	units int       // its size in rules at the last count, which ends where the table is too large
 	taken int       // sevenths of rules that commits have taken since: a set's element is one
 	next  time.Time // not before: the next count
+	// glimpse is when a glimpse shows whether a commit emptied parts, or lost ones are back. Zero: no
+	// commit may have.
+	glimpse time.Time
 	// fleeting: packets or time may remove elements without a commit. It is counted again although
 	// no commit changed it.
 	fleeting bool
 }
 
 // take notes the deed of a commit. A table that was deleted, or has lost half of its size at the
-// last count, is counted without delay. o may be nil.
+// last count, is counted without delay.
 func (o *nativeLeftOut) take(deed nativeDeed) {
-	if o == nil {
-		return
-	}
 	for _, n := range deed.Rules {
 		o.taken += 7 * n
 	}
@@ -52,13 +52,18 @@ func (o *nativeLeftOut) lostHalf() bool { return 2*o.taken > 7*o.units }
 
 var errNativeTooMany = errors.New("native tables are larger than canaryd keeps: raise --max-rules and the memory limit, or remove rules and elements that are not needed")
 
-// countAt returns when a table that is left out may be counted again. A lost table is counted
+// countAt returns when a table that is left out may be counted again. A deleted table is counted
 // as soon as it exists again.
 func (t *nativeTable) countAt() time.Time {
-	if t.lost() {
+	if !t.stands() {
 		return time.Time{}
 	}
 	return t.out.next
+}
+
+// stands reports whether a table that is left out exists, and has lost no more than parts.
+func (t *nativeTable) stands() bool {
+	return !t.accept && (!t.lost() || t.finding.Verdict == native.Emptied)
 }
 
 // takeNativeLeftOut notes the tables that a read left out, for status and log. counted are the
@@ -73,17 +78,21 @@ func (d *Daemon) takeNativeLeftOut(ctx context.Context, st *state, seen *native.
 		if t == nil {
 			t = &nativeTable{wrote: now}
 		}
-		if t.out == nil || t.lost() {
+		if t.out == nil || !t.stands() {
 			d.leaveNativeOut(ctx, st, id, t, w)
 		}
 		t = r.tables[id]
 		d.doubtHeld(ctx, st, t)
-		*t.out = nativeLeftOut{units: w.Units(), next: now.Add(nft.CountAgainAfter(took)), fleeting: seen.Fleeting[id]}
-		t.deeds = slices.DeleteFunc(t.deeds, func(deed nativeDeed) bool { return !nft.Newer(deed.Genid, seen.Genid) })
+		*t.out = nativeLeftOut{units: w.Units(), next: now.Add(nft.CountAgainAfter(took)), fleeting: seen.Fleeting[id], glimpse: t.out.glimpse}
 		t.genid, t.read = seen.Genid, seen.At
+		if t.out.glimpse.IsZero() { // else it judges the deeds
+			t.dropDeeds(seen.Genid)
+		}
 		t.rest(false)
 		for _, deed := range t.deeds {
-			t.touch(deed.since, now, false)
+			if nft.Newer(deed.Genid, seen.Genid) {
+				t.touch(deed.since, now, false)
+			}
 		}
 	}
 	for id, t := range r.tables {
@@ -93,20 +102,34 @@ func (d *Daemon) takeNativeLeftOut(ctx context.Context, st *state, seen *native.
 	}
 }
 
+// dropDeeds drops the deeds of commits up to that genid: the table was judged.
+func (t *nativeTable) dropDeeds(genid uint32) {
+	t.deeds = slices.DeleteFunc(t.deeds, func(deed nativeDeed) bool { return !nft.Newer(deed.Genid, genid) })
+}
+
 // due reports whether the table is to be read: it may differ, or may fit without a commit.
 func (t *nativeTable) due() bool {
-	return !t.dirty.IsZero() || t.out != nil && t.out.fleeting && !t.lost()
+	return !t.dirty.IsZero() || t.out != nil && t.out.fleeting && t.stands()
 }
 
 // leaveNativeOut drops the content of a table that is left out from now on. A loss of the table is
 // over: it exists.
 func (d *Daemon) leaveNativeOut(ctx context.Context, st *state, id tableid.TableID, t *nativeTable, w nft.Weight) {
 	r := &st.native
+	emptied := t.finding.Verdict == native.Emptied && !t.accept
 	left := &nativeTable{want: &native.Table{ID: id}, deeds: t.deeds, wrote: t.wrote, out: &nativeLeftOut{},
 		finding: native.Finding{Verdict: native.Intact}, witness: r.witness[id.Family].Nonce, held: t.held, heldFor: t.heldFor}
 	if t.want != nil {
 		left.want.Handle = t.want.Handle
-		if r.loss == nil || !r.loss.unswept[id] { // else canaryd has written it, and its loss ends so
+		switch {
+		case r.loss != nil && r.loss.unswept[id]: // canaryd has written it, and its loss ends so
+		case emptied:
+			left.finding = t.finding.TooLarge()
+			left.out.glimpse = time.Now()
+			if r.loss != nil && r.loss.hit[id] {
+				r.loss.tooLarge = append(r.loss.tooLarge, id.NFT()+": "+left.finding.Why)
+			}
+		default:
 			d.nativeBack(ctx, st, id, true)
 		}
 		r.disk.moved(time.Now())
@@ -137,6 +160,44 @@ func (d *Daemon) doubtHeld(ctx context.Context, st *state, t *nativeTable) {
 		d.explainPartial(ctx, st, t.heldFor, "parts of "+t.want.ID.NFT()+" were given up: "+why)
 		t.heldFor = ""
 	}
+}
+
+// glimpseNative judges a table that is left out, by the deeds of commits and a glimpse of the parts
+// that they took from. A lost part cannot be put back. Its owner has to write it, or a person
+// accepts the loss.
+func (d *Daemon) glimpseNative(ctx context.Context, st *state, id tableid.TableID) {
+	t, now := st.native.tables[id], time.Now()
+	genid, err := d.hearNow(ctx, st)
+	var deeds []*native.Deed
+	for _, deed := range t.deeds {
+		deeds = append(deeds, deed.Deed)
+	}
+	chains, sets := native.Parts(deeds, t.finding)
+	var g native.Glimpse
+	if err == nil {
+		g, err = d.cfg.Native.Kernel.Glimpse(id, chains, sets)
+	}
+	if err != nil || g.Genid != genid { // a commit came between
+		t.out.glimpse = now.Add(ownersPause)
+		return
+	}
+	t.out.glimpse = time.Time{}
+	if g.Table == nil || !t.stands() { // a read judges it
+		return
+	}
+	seen := nativeSight{Ruleset: &native.Ruleset{Genid: genid, Tables: map[tableid.TableID]*native.Table{id: g.Table}}, used: g.Used}
+	f := d.judgeNative(id, t, seen, nil)
+	switch {
+	case f.Verdict == native.Emptied:
+		t.finding = f
+		d.reportNative(ctx, st, id, nil)
+	case t.lost():
+		d.nativeBack(ctx, st, id, true)
+		t.finding = native.Finding{Verdict: native.Intact}
+	}
+	d.doubtHeld(ctx, st, t)
+	t.dropDeeds(genid)
+	st.native.disk.changed(now)
 }
 
 // leaveUnproved notes that a table was written and is left out of the proof: it became too large
@@ -181,7 +242,7 @@ func (r *nativeRealm) knowsAll() bool {
 // leftOut returns the existing tables that are left out, for a Status.
 func (r *nativeRealm) leftOut() (list []api.NativeLeftOut) {
 	for _, id := range r.ids() {
-		if t := r.tables[id]; t.out != nil && !t.lost() {
+		if t := r.tables[id]; t.out != nil && t.stands() {
 			list = append(list, api.NativeLeftOut{Family: id.Family.NFT(), Table: id.NFT(), Rules: t.out.units})
 		}
 	}

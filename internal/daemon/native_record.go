@@ -148,7 +148,7 @@ func (d *Daemon) addNativeLoss(st *state, r *api.Flush, id tableid.TableID) {
 			loss.Elements += c.Lost
 		}
 	}
-	loss.Unread = t.out != nil && t.finding.Verdict != native.Emptied // else commits show the counts
+	loss.Unread = t.out != nil && t.finding.Verdict != native.Emptied // commits show the counts of parts
 	r.Lost.Unread = r.Lost.Unread || loss.Unread
 	loss.Parts, loss.More = lostParts(t)
 	loss.By = flushes.Accuse(r, d.takersOf(t))
@@ -203,7 +203,7 @@ func (d *Daemon) takersOf(t *nativeTable) (by []watch.Writer) {
 		switch {
 		case deed.Deleted:
 			taken = []nft.Commit{deed.commit}
-		case t.finding.Verdict == native.Emptied && deed.took() && deed.New == 0,
+		case t.finding.Verdict == native.Emptied && deed.took() && deed.New == 0 && (t.out == nil || t.finding.Took(deed.Deed)),
 			t.finding.Verdict == native.Disabled && deed.Made != 0:
 			taken = append(taken, deed.commit)
 		}
@@ -260,6 +260,7 @@ func (d *Daemon) reportNative(ctx context.Context, st *state, id tableid.TableID
 		record.NoticedSeconds = max(t.reportAt.Add(-reportLater).Sub(record.Time), 0).Seconds()
 	}
 	record.Outcome = api.AwaitingDecision
+	counted := t.out == nil || t.finding.Verdict == native.Emptied
 	works, known := st.proxyWorks(id.Family)
 	t.proxyAway, t.switched = known && !works, false
 	d.addNativeLoss(st, &record, id)
@@ -268,11 +269,17 @@ func (d *Daemon) reportNative(ctx context.Context, st *state, id tableid.TableID
 	if st.journal.FoldsInto(record) != nil {
 		return // the log has a record like it, and the disk gets the count
 	}
-	room := flushes.DiffRoom()
-	d.write(ctx, record, flushes.NativeDiff([]flushes.LostTable{{Want: t.want, Now: now}}, &room))
+	var diff []api.TableDiff
+	if room := flushes.DiffRoom(); t.out == nil {
+		diff = flushes.NativeDiff([]flushes.LostTable{{Want: t.want, Now: now}}, &room)
+	}
+	d.write(ctx, record, diff)
 	values := []any{"flush", record.ID, "tables", id.NFT() + " " + string(t.finding.Verdict)}
-	if t.out == nil { // else its content is not known, and canaryd cannot bring it back
-		values = append(values, "rules", record.Lost.Rules, "chains", record.Lost.Chains, "elements", record.Lost.Elements, "bringThemBack", restoreCommand)
+	if counted {
+		values = append(values, "rules", record.Lost.Rules, "chains", record.Lost.Chains, "elements", record.Lost.Elements)
+	}
+	if t.out == nil { // else canaryd cannot bring it back
+		values = append(values, "bringThemBack", restoreCommand)
 	}
 	klog.FromContext(ctx).Error(errors.New(t.finding.Why), awaitDecision, append(values, "acceptTheLoss", dismissCommand, "by", flushes.CulpritsText(record))...)
 }

@@ -221,7 +221,9 @@ func elementsOf(conn *nft.Conn, id tableid.TableID, set string, s *scale) (all [
 	}, func(attrs []byte) error {
 		var w nft.Weight
 		err := decodeElements(attrs, func(e Element) {
-			all = append(all, e)
+			if all = append(all, e); s.first != nil {
+				s.first(e)
+			}
 			w.Bytes += elementBytes + len(e)
 		})
 		return cmp.Or(err, s.add(w))
