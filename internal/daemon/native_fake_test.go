@@ -452,7 +452,7 @@ func (k *fakeNative) Refresh(time.Duration) (int, error) {
 }
 
 // Glimpse implements NativeKernel: it shows the whole table.
-func (k *fakeNative) Glimpse(id tableid.TableID, _, _ []string) (native.Glimpse, error) {
+func (k *fakeNative) Glimpse(id tableid.TableID, _ []native.Change) (native.Glimpse, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.glimpses++

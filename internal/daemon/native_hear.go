@@ -109,7 +109,7 @@ func (d *Daemon) takeDeed(r *nativeRealm, id tableid.TableID, deed nativeDeed) {
 	if t.out != nil {
 		t.out.take(deed)
 		if t.lost() || deed.MayTake() && d.committer(id, deed.commit) != native.Owner {
-			t.out.glimpse = pace.Earliest(t.out.glimpse, time.Now().Add(captureQuiet))
+			t.out.glimpse = pace.Earliest(t.out.glimpse, pace.Latest(time.Now().Add(captureQuiet), t.out.glimpsed.Add(glimpseEvery)))
 		}
 	}
 	t.deeds = append(t.deeds, deed)

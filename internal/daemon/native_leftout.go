@@ -20,14 +20,18 @@ import (
 // This file has the native tables that are left out, because all native tables together are larger
 // than canaryd keeps. canaryd knows such a table by its name and its deeds only.
 
+// glimpseEvery bounds how often a table that is left out is glimpsed: many a commit of its owner
+// looks like a flush.
+const glimpseEvery = time.Second
+
 // A nativeLeftOut describes a table that is left out. Its nativeTable has no content.
 type nativeLeftOut struct {
 	units int       // its size in rules at the last count, which ends where the table is too large
 	taken int       // sevenths of rules that commits have taken since: a set's element is one
 	next  time.Time // not before: the next count
 	// glimpse is when a glimpse shows whether a commit emptied parts, or lost ones are back. Zero: no
-	// commit may have.
-	glimpse time.Time
+	// commit may have. glimpsed is when the last one did.
+	glimpse, glimpsed time.Time
 	// fleeting: packets or time may remove elements without a commit. It is counted again although
 	// no commit changed it.
 	fleeting bool
@@ -83,7 +87,8 @@ func (d *Daemon) takeNativeLeftOut(ctx context.Context, st *state, seen *native.
 		}
 		t = r.tables[id]
 		d.doubtHeld(ctx, st, t)
-		*t.out = nativeLeftOut{units: w.Units(), next: now.Add(nft.CountAgainAfter(took)), fleeting: seen.Fleeting[id], glimpse: t.out.glimpse}
+		t.out.units, t.out.taken = w.Units(), 0
+		t.out.next, t.out.fleeting = now.Add(nft.CountAgainAfter(took)), seen.Fleeting[id]
 		t.genid, t.read = seen.Genid, seen.At
 		if t.out.glimpse.IsZero() { // else it judges the deeds
 			t.dropDeeds(seen.Genid)
@@ -124,8 +129,7 @@ func (d *Daemon) leaveNativeOut(ctx context.Context, st *state, id tableid.Table
 		switch {
 		case r.loss != nil && r.loss.unswept[id]: // canaryd has written it, and its loss ends so
 		case emptied:
-			left.finding = t.finding.TooLarge()
-			left.out.glimpse = time.Now()
+			left.finding = native.Finding{Verdict: native.Emptied, Why: t.finding.Why + "; " + errOwnerOnly.Error(), Changes: t.finding.Changes}
 			if r.loss != nil && r.loss.hit[id] {
 				r.loss.tooLarge = append(r.loss.tooLarge, id.NFT()+": "+left.finding.Why)
 			}
@@ -133,6 +137,9 @@ func (d *Daemon) leaveNativeOut(ctx context.Context, st *state, id tableid.Table
 			d.nativeBack(ctx, st, id, true)
 		}
 		r.disk.moved(time.Now())
+	}
+	if emptied || len(t.deeds) > 0 {
+		left.out.glimpse = time.Now()
 	}
 	if r.tables[id] = left; t.out == nil {
 		severity.Warnings(r.comings.log(ctx)).Error(errNativeTooMany, "A native table is left out: it is NOT guarded", "table", id.NFT(), "sizeInRules", w.Units())
@@ -172,16 +179,15 @@ func (d *Daemon) glimpseNative(ctx context.Context, st *state, id tableid.TableI
 	for _, deed := range t.deeds {
 		deeds = append(deeds, deed.Deed)
 	}
-	chains, sets := native.Parts(deeds, t.finding)
 	var g native.Glimpse
 	if err == nil {
-		g, err = d.cfg.Native.Kernel.Glimpse(id, chains, sets)
+		g, err = d.cfg.Native.Kernel.Glimpse(id, native.Parts(deeds, t.finding))
 	}
 	if err != nil || g.Genid != genid { // a commit came between
 		t.out.glimpse = now.Add(ownersPause)
 		return
 	}
-	t.out.glimpse = time.Time{}
+	t.out.glimpse, t.out.glimpsed = time.Time{}, now
 	if g.Table == nil || !t.stands() { // a read judges it
 		return
 	}

@@ -221,9 +221,7 @@ func elementsOf(conn *nft.Conn, id tableid.TableID, set string, s *scale) (all [
 	}, func(attrs []byte) error {
 		var w nft.Weight
 		err := decodeElements(attrs, func(e Element) {
-			if all = append(all, e); s.first != nil {
-				s.first(e)
-			}
+			all = append(all, e)
 			w.Bytes += elementBytes + len(e)
 		})
 		return cmp.Or(err, s.add(w))

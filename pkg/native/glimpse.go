@@ -3,222 +3,197 @@ package native
 import (
 	"cmp"
 	"errors"
-	"maps"
-	"slices"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/canaryd/canaryd/internal/sorting"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // This file judges tables that are left out. Nobody has their content. The deeds of commits name the
-// parts that these took from, and a read or a glimpse shows whether such a part is empty now.
+// chains and sets that these took from. A read or a glimpse shows whether such a part is empty now.
 
 // A Glimpse is a look at a few chains and sets of a table, at one genid.
 type Glimpse struct {
 	Genid uint32
-	// Table has the chains and sets that exist, each with one of its rules or elements. It also has
-	// a rule of another chain if there is any. nil: there is no such table.
+	// Table has the chains and sets that exist, each with at most one rule or element, which is
+	// blank. If the table has any rule, a nameless chain has one. nil: there is no such table.
 	Table *Table
 	// Used has the chains to which something leads.
 	Used map[string]bool
 }
 
-// Glimpse looks at these chains and sets of a table that is left out. The error is
-// nft.ErrInterrupted if commits do not end.
-func (k *Kernel) Glimpse(id tableid.TableID, chains, sets []string) (g Glimpse, err error) {
-	for range captures {
-		if g, err = k.glimpse(id, chains, sets); !errors.Is(err, nft.ErrInterrupted) {
-			break
+// Parts returns the chains and sets that deeds took from, and those of an earlier finding. Only
+// their kinds and names are set.
+func Parts(deeds []*Deed, f Finding) (parts []Change) {
+	have := map[partKey]bool{}
+	add := func(kind nft.ObjectKind, name string, n int) {
+		if key := (partKey{kind, name, 0}); n > 0 && !have[key] {
+			have[key] = true
+			parts = append(parts, Change{Kind: kind, Name: name})
 		}
+	}
+	for _, d := range deeds {
+		for name, n := range d.Rules {
+			add(nft.Chains, name, n)
+		}
+		for name, n := range d.Elements {
+			add(nft.Sets, name, n)
+		}
+	}
+	for _, c := range f.Changes {
+		add(c.Kind, c.Name, c.Lost)
+	}
+	sorting.Stable(parts, func(a, b Change) int { return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Name, b.Name)) })
+	return parts
+}
+
+// Glimpse looks at parts of a table that is left out: see Parts. The error is nft.ErrInterrupted if
+// another process committed meanwhile.
+func (k *Kernel) Glimpse(id tableid.TableID, parts []Change) (g Glimpse, err error) {
+	g.Used = map[string]bool{}
+	g.Genid, err = k.conn.Genid()
+	if err == nil {
+		_, err = k.conn.Object(nft.Tables, id.Family, []nft.StringAttr{{Kind: unix.NFTA_TABLE_NAME, Value: id.Name}}, func(attrs []byte) (err error) {
+			g.Table, err = decodeTable(id.Family, attrs)
+			return err
+		})
+	}
+	if g.Table == nil {
+		parts = nil
+	}
+	for i := 0; i < len(parts) && err == nil; i++ {
+		err = k.glimpsePart(&g, parts[i])
+	}
+	if err == nil && g.Table != nil {
+		var any bool
+		if any, err = k.filled(nft.Rules, id, ""); any {
+			g.Table.Chains = append(g.Table.Chains, Chain{Rules: []Rule{{}}})
+		}
+	}
+	if after, again := k.conn.Genid(); again != nil || after != g.Genid { // the commit may have caused err too
+		err = cmp.Or(again, nft.ErrInterrupted)
 	}
 	return g, err
 }
 
-// glimpse makes one attempt.
-func (k *Kernel) glimpse(id tableid.TableID, chains, sets []string) (g Glimpse, err error) {
-	g.Used = map[string]bool{}
-	if g.Genid, err = k.conn.Genid(); err != nil {
-		return g, err
-	}
-	_, err = k.conn.Object(nft.Tables, id.Family, []nft.StringAttr{{Kind: unix.NFTA_TABLE_NAME, Value: id.Name}}, func(attrs []byte) (err error) {
-		g.Table, err = decodeTable(id.Family, attrs)
+// glimpsePart adds a chain or set to a glimpse, unless it is gone.
+func (k *Kernel) glimpsePart(g *Glimpse, p Change) error {
+	t, form := g.Table, forms[p.Kind]
+	asked := []nft.StringAttr{{Kind: form.table, Value: t.ID.Name}, {Kind: form.name, Value: p.Name}}
+	var d decoded
+	var use uint32
+	found, err := k.conn.Object(p.Kind, t.ID.Family, asked, func(attrs []byte) (err error) {
+		d, err = decode(p.Kind, attrs)
+		use = number(attrs, unix.NFTA_CHAIN_USE)
 		return err
 	})
-	if err == nil && g.Table != nil {
-		err = k.glimpseParts(&g, chains, sets)
-	}
-	if after, again := k.conn.Genid(); again != nil || after != g.Genid {
-		return g, cmp.Or(again, nft.ErrInterrupted)
-	}
-	return g, err
-}
-
-// glimpseParts looks at the parts of a table that exists.
-func (k *Kernel) glimpseParts(g *Glimpse, chains, sets []string) error {
-	t := g.Table
-	one := func(kind nft.ObjectKind, name string, f func(d decoded, attrs []byte)) error {
-		form := forms[kind]
-		_, err := k.conn.Object(kind, t.ID.Family, []nft.StringAttr{{Kind: form.table, Value: t.ID.Name}, {Kind: form.name, Value: name}}, func(attrs []byte) error {
-			d, err := decode(kind, attrs)
-			if err == nil {
-				f(d, attrs)
-			}
-			return err
-		})
+	if err != nil || !found {
 		return err
 	}
-	for _, name := range chains {
-		err := one(nft.Chains, name, func(d decoded, attrs []byte) {
-			g.Used[name] = number(attrs, unix.NFTA_CHAIN_USE) > 0
-			t.Chains = append(t.Chains, d.chain(attrs))
-		})
-		if err != nil {
+	if p.Kind == nft.Chains {
+		c := d.chain(d.attrs)
+		if has, err := k.filled(nft.Rules, t.ID, p.Name); err != nil {
 			return err
+		} else if has {
+			c.Rules = []Rule{{}}
 		}
+		t.Chains, g.Used[p.Name] = append(t.Chains, c), use > 0
+		return nil
 	}
-	first, err := k.firstRule(t.ID, "")
-	if err != nil {
-		return err
+	s := d.set(d.attrs)
+	has, err := k.filled(nft.Elements, t.ID, p.Name)
+	if has {
+		s.Elements = []Element{nil}
 	}
-	for i := 0; i < len(t.Chains) && first != ""; i++ {
-		if has, err := k.firstRule(t.ID, t.Chains[i].Name); err != nil {
-			return err
-		} else if has != "" {
-			t.Chains[i].Rules = []Rule{{}}
-		}
-	}
-	if first != "" && t.Chain(first) == nil {
-		t.Chains = append(t.Chains, Chain{Name: first, Rules: []Rule{{}}})
-	}
-	for _, name := range sets {
-		err := one(nft.Sets, name, func(d decoded, attrs []byte) { t.Sets = append(t.Sets, d.set(attrs)) })
-		if err != nil {
-			return err
-		}
-	}
-	for i := range t.Sets {
-		s := &t.Sets[i]
-		if _, err := elementsOf(k.conn, t.ID, s.Name, &scale{most: 1, first: func(e Element) { s.Elements = []Element{e} }}); err != nil && !errors.Is(err, nft.ErrEnough) {
-			return err
-		}
-	}
-	return nil
+	t.Sets = append(t.Sets, s)
+	return err
 }
 
-// firstRule returns the chain of the first rule of a table, or of one of its chains; "" if it has
-// none.
-func (k *Kernel) firstRule(id tableid.TableID, chain string) (of string, err error) {
-	form := forms[nft.Rules]
-	asked := []nft.StringAttr{{Kind: form.table, Value: id.Name}}
-	if chain != "" {
-		asked = append(asked, nft.StringAttr{Kind: form.name, Value: chain})
+// filled reports whether a chain has rules, or a set elements. For rules without a name, it reports
+// whether the table has any.
+func (k *Kernel) filled(kind nft.ObjectKind, id tableid.TableID, name string) (has bool, err error) {
+	asked := []nft.StringAttr{{Kind: unix.NFTA_RULE_TABLE, Value: id.Name}, {Kind: unix.NFTA_RULE_CHAIN, Value: name}} // as for elements
+	if name == "" {
+		asked = asked[:1]
 	}
-	err = k.conn.EachObject(nft.Rules, id.Family, asked, func(attrs []byte) error {
-		d, err := decode(nft.Rules, attrs)
-		if err == nil && d.table == id.Name && (chain == "" || d.name == chain) {
-			of, err = d.name, nft.ErrEnough
+	err = k.conn.EachObject(kind, id.Family, asked, func(attrs []byte) (err error) {
+		if has = kind == nft.Rules; !has {
+			err = decodeElements(attrs, func(Element) { has = true })
+		}
+		if has {
+			err = nft.ErrEnough
 		}
 		return err
 	})
 	if errors.Is(err, nft.ErrEnough) {
 		err = nil
 	}
-	return of, err
+	return has, err
 }
 
-// Parts returns the chains and sets that a glimpse of a table has to show: those that the deeds took
-// from, and those of an earlier finding.
-func Parts(deeds []*Deed, f Finding) (chains, sets []string) {
-	all, both := map[string]bool{}, map[string]bool{}
-	for _, d := range deeds {
-		for name := range d.Rules {
-			all[name] = true
-		}
-		for name := range d.Elements {
-			both[name] = true
-		}
-	}
-	for _, c := range f.Changes {
-		switch c.Kind {
-		case nft.Chains:
-			all[c.Name] = true
-		case nft.Sets:
-			both[c.Name] = true
-		}
-	}
-	return slices.Sorted(maps.Keys(all)), slices.Sorted(maps.Keys(both))
+// A standing finds the parts of a table by their names.
+type standing struct {
+	chains map[string]*Chain
+	sets   map[string]*Set
 }
 
-// Lasts reports whether a part that a table lost while it was left out is empty or gone still.
+func (t *Table) standing() standing { return standing{t.chainsByName(), t.setsByName()} }
+
+// lacks reports whether a part is gone, or is empty.
+func (s standing) lacks(p Change) (gone, empty bool) {
+	if p.Kind == nft.Chains {
+		c := s.chains[p.Name]
+		return c == nil, c != nil && len(c.Rules) == 0
+	}
+	set := s.sets[p.Name]
+	return set == nil, set != nil && len(set.Elements) == 0
+}
+
+// Lasts reports whether a part that a table lost is empty still, or gone still. The table was left
+// out when it lost the part.
 func (f Finding) Lasts(now *Table) bool {
 	if f.Verdict != Emptied || now == nil {
 		return false
 	}
-	chains, sets := now.chainsByName(), now.setsByName()
-	return slices.ContainsFunc(f.Changes, func(c Change) bool {
-		if c.Kind == nft.Sets {
-			s := sets[c.Name]
-			return s != nil && len(s.Elements) == 0
+	stands := now.standing()
+	for _, c := range f.Changes {
+		if gone, empty := stands.lacks(c); c.Gone && gone || (c.Empty || c.Gone) && empty {
+			return true
 		}
-		chain := chains[c.Name]
-		return chain == nil && c.Gone || chain != nil && len(chain.Rules) == 0
-	})
+	}
+	return false
 }
 
 // Took reports whether a commit took rules or elements of the lost parts.
 func (f Finding) Took(d *Deed) bool {
-	return slices.ContainsFunc(f.Changes, func(c Change) bool {
-		return c.Kind == nft.Chains && d.Rules[c.Name] > 0 || c.Kind == nft.Sets && d.Elements[c.Name] > 0
-	})
+	for _, c := range f.Changes {
+		if c.Kind == nft.Chains && d.Rules[c.Name] > 0 || c.Kind == nft.Sets && d.Elements[c.Name] > 0 {
+			return true
+		}
+	}
+	return false
 }
 
-// TooLarge returns the finding of a table that lost parts, and is left out before it has them again.
-func (f Finding) TooLarge() Finding {
-	f.Changes = slices.DeleteFunc(slices.Clone(f.Changes), func(c Change) bool { return !c.Empty && !c.Gone })
-	f.Remedy, f.Why = NoRemedy, f.Why+tooLarge
-	return f
-}
-
-const tooLarge = "; it was too large (--max-rules), so canaryd cannot put it back"
-
-// judgeUnread judges a table that was or is left out. Was becomes the table as the deeds show it,
-// and f.Changes the parts that are lost. Other parts are judged like those of a table that was read.
+// judgeUnread judges a table that was or is left out, by the parts that deeds took from. It judges
+// them like those of a table that was read. Was gets these parts, and f.Changes those that are lost.
 func (e *Evidence) judgeUnread(f *Finding) {
-	rules, elements := map[string]int{}, map[string]int{}
-	for _, d := range e.Deeds { // the last one that took from a part decides
-		maps.Copy(rules, d.Rules)
-		maps.Copy(elements, d.Elements)
-	}
-	was := *e.Now
-	was.Chains, was.Sets = slices.Clone(was.Chains), slices.Clone(was.Sets)
-	for i := range was.Sets {
-		if s := &was.Sets[i]; elements[s.Name] > 0 && !s.fleeting() && !s.Anonymous() {
-			s.Elements = slices.Concat(s.Elements, []Element{nil})
+	f.Why, f.Changes = "it is small enough to be guarded", nil
+	was, stands := &Table{ID: e.Was.ID, Handle: e.Was.Handle}, e.Now.standing()
+	for _, p := range Parts(e.Deeds, Finding{}) {
+		if p.Gone, p.Empty = stands.lacks(p); p.Kind == nft.Chains {
+			p.Lost = e.last(func(d *Deed) int { return d.Rules[p.Name] }).Rules[p.Name]
+			// Whether packets entered a chain that is gone is not known.
+			was.Chains = append(was.Chains, Chain{Name: p.Name, Base: p.Gone || stands.chains[p.Name].Base, Rules: []Rule{{}}})
+		} else if p.Lost = e.last(func(d *Deed) int { return d.Elements[p.Name] }).Elements[p.Name]; !p.Gone {
+			was.Sets = append(was.Sets, *stands.sets[p.Name])
+			p.Empty = p.Empty && !stands.sets[p.Name].fleeting()
+		}
+		if p.Empty || p.Gone && p.Kind == nft.Chains {
+			f.Changes = append(f.Changes, p)
 		}
 	}
-	stands := map[string]bool{}
-	for i := range was.Chains {
-		c := &was.Chains[i]
-		if stands[c.Name] = true; rules[c.Name] > 0 {
-			c.Rules = slices.Concat(c.Rules, []Rule{{}})
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(rules)) {
-		if !stands[name] { // whether packets entered it is not known
-			was.Chains = append(was.Chains, Chain{Name: name, Base: true, Rules: []Rule{{}}})
-		}
-	}
-	e.Was = &was
-	f.Why, f.Changes = "it is small enough to be guarded", Diff(e.Was, e.Now)
-	lost := e.judgeParts(f)
-	for i := range lost {
-		if c := &lost[i]; c.Kind == nft.Sets {
-			c.Lost = elements[c.Name]
-		} else {
-			c.Lost = rules[c.Name]
-		}
-	}
-	f.Changes = lost
+	e.Was = was
+	f.Changes = e.judgeParts(f)
 }

@@ -85,7 +85,7 @@ func Judge(e Evidence) Finding {
 		e.judgeParts(&f)
 	}
 	if e.Unread && f.Verdict != Changed {
-		f.Remedy, f.Why = NoRemedy, f.Why+tooLarge
+		f.Remedy, f.Why = NoRemedy, f.Why+"; it was too large (--max-rules), so canaryd cannot put it back"
 	}
 	return f
 }
@@ -330,7 +330,7 @@ func (e *Evidence) tookSet(name string, named func() bool) loss {
 func (e *Evidence) replacedSet(name string) bool {
 	d := e.last(func(d *Deed) int { return d.Elements[name] })
 	was, now := e.Was.setsByName()[name], e.Now.setsByName()[name]
-	if d == nil || e.Unread || !was.merges(now) || d.Elements[name] < len(was.Elements) {
+	if d == nil || !was.merges(now) || d.Elements[name] < len(was.Elements) {
 		return false
 	}
 	if is, certain := e.foreign(d); certain {

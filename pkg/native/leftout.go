@@ -58,8 +58,6 @@ func (b budget) take(id tableid.TableID, w nft.Weight) map[tableid.TableID]nft.W
 type scale struct {
 	nft.Weight
 	most int // 0: no limit
-	// first gets each element that is read, for a glimpse; nil: nobody does.
-	first func(Element)
 }
 
 // add adds a part of the table. nft.ErrEnough means that the table is too large, and breaks off
