@@ -66,7 +66,7 @@ type NativeTable struct {
 }
 
 // CountCells returns the table's counts of chains, rules and elements for people. Each is "-" for a
-// table that was left out, because nobody counted them. number formats a count.
+// table that was left out: its content was not counted. number formats a count.
 func (t NativeTable) CountCells(number func(int) string) []string {
 	if t.LeftOut {
 		return []string{"-", "-", "-"}

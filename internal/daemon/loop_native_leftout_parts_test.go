@@ -173,9 +173,9 @@ func TestNativeLosesPartsAndGrows(t *testing.T) {
 	})
 }
 
-// TestGlimpsesAreFew: a process removes a rule of a table that is left out again and again. canaryd
+// TestNativeProbesAreFew: a process removes a rule of a table that is left out again and again. canaryd
 // looks at the table now and then, and not at each commit.
-func TestGlimpsesAreFew(t *testing.T) {
+func TestNativeProbesAreFew(t *testing.T) {
 	twoListsNode(t, nil, func(t *testing.T, r *rig, k *fakeNative) {
 		for range 2000 {
 			k.addRule(bigTable, "d")
@@ -183,7 +183,7 @@ func TestGlimpsesAreFew(t *testing.T) {
 			r.after(10 * time.Millisecond)
 		}
 		n := 0
-		k.with(func() { n = k.glimpses })
+		k.with(func() { n = k.probes })
 		if n < 5 || n > 100 {
 			t.Errorf("%d looks in 20 s", n)
 		}

@@ -55,7 +55,7 @@ type fakeNative struct {
 	onCommit           func(nft.Commit)
 	captures           int
 	follows, refreshes int
-	glimpses           int
+	probes           int
 	takes              time.Duration // duration of a read
 	brokenReads        error         // for reads of tables
 	brokenHears        error         // for reads of notifications
@@ -451,12 +451,12 @@ func (k *fakeNative) Refresh(time.Duration) (int, error) {
 	return 1, k.fault()
 }
 
-// Glimpse implements NativeKernel: it shows the whole table.
-func (k *fakeNative) Glimpse(id tableid.TableID, _ []native.Change) (native.Glimpse, error) {
+// Probe implements NativeKernel: it shows the whole table.
+func (k *fakeNative) Probe(id tableid.TableID, _ []native.Change) (native.Probe, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.glimpses++
-	g := native.Glimpse{Genid: k.now(), Table: k.tables[id], Used: map[string]bool{"services": true}}
+	k.probes++
+	g := native.Probe{Genid: k.now(), Table: k.tables[id], Used: map[string]bool{"services": true}}
 	if after := k.after; after != nil {
 		k.after = nil
 		k.mu.Unlock()

@@ -109,7 +109,7 @@ func (d *Daemon) takeDeed(r *nativeRealm, id tableid.TableID, deed nativeDeed) {
 	if t.out != nil {
 		t.out.take(deed)
 		if t.lost() || deed.MayTake() && d.committer(id, deed.commit) != native.Owner {
-			t.out.glimpse = pace.Earliest(t.out.glimpse, pace.Latest(time.Now().Add(captureQuiet), t.out.glimpsed.Add(glimpseEvery)))
+			t.out.probe = pace.Earliest(t.out.probe, pace.Latest(time.Now().Add(captureQuiet), t.out.probed.Add(probeEvery)))
 		}
 	}
 	t.deeds = append(t.deeds, deed)

@@ -20,18 +20,18 @@ import (
 // This file has the native tables that are left out, because all native tables together are larger
 // than canaryd keeps. canaryd knows such a table by its name and its deeds only.
 
-// glimpseEvery bounds how often a table that is left out is glimpsed: many a commit of its owner
-// looks like a flush.
-const glimpseEvery = time.Second
+// probeEvery is the shortest interval between two probes of a table that is left out: many commits
+// of its owner look like a flush.
+const probeEvery = time.Second
 
 // A nativeLeftOut describes a table that is left out. Its nativeTable has no content.
 type nativeLeftOut struct {
 	units int       // its size in rules at the last count, which ends where the table is too large
 	taken int       // sevenths of rules that commits have taken since: a set's element is one
 	next  time.Time // not before: the next count
-	// glimpse is when a glimpse shows whether a commit emptied parts, or lost ones are back. Zero: no
-	// commit may have. glimpsed is when the last one did.
-	glimpse, glimpsed time.Time
+	// probe is when the parts are probed that a commit took from, or that are lost. Zero: there is
+	// no such commit. probed is the time of the last probe.
+	probe, probed time.Time
 	// fleeting: packets or time may remove elements without a commit. It is counted again although
 	// no commit changed it.
 	fleeting bool
@@ -90,7 +90,7 @@ func (d *Daemon) takeNativeLeftOut(ctx context.Context, st *state, seen *native.
 		t.out.units, t.out.taken = w.Units(), 0
 		t.out.next, t.out.fleeting = now.Add(nft.CountAgainAfter(took)), seen.Fleeting[id]
 		t.genid, t.read = seen.Genid, seen.At
-		if t.out.glimpse.IsZero() { // else it judges the deeds
+		if t.out.probe.IsZero() { // else it judges the deeds
 			t.dropDeeds(seen.Genid)
 		}
 		t.rest(false)
@@ -139,7 +139,7 @@ func (d *Daemon) leaveNativeOut(ctx context.Context, st *state, id tableid.Table
 		r.disk.moved(time.Now())
 	}
 	if emptied || len(t.deeds) > 0 {
-		left.out.glimpse = time.Now()
+		left.out.probe = time.Now()
 	}
 	if r.tables[id] = left; t.out == nil {
 		severity.Warnings(r.comings.log(ctx)).Error(errNativeTooMany, "A native table is left out: it is NOT guarded", "table", id.NFT(), "sizeInRules", w.Units())
@@ -169,25 +169,25 @@ func (d *Daemon) doubtHeld(ctx context.Context, st *state, t *nativeTable) {
 	}
 }
 
-// glimpseNative judges a table that is left out, by the deeds of commits and a glimpse of the parts
+// probeNative judges a table that is left out, by the deeds of commits and a probe of the parts
 // that they took from. A lost part cannot be put back. Its owner has to write it, or a person
 // accepts the loss.
-func (d *Daemon) glimpseNative(ctx context.Context, st *state, id tableid.TableID) {
+func (d *Daemon) probeNative(ctx context.Context, st *state, id tableid.TableID) {
 	t, now := st.native.tables[id], time.Now()
 	genid, err := d.hearNow(ctx, st)
 	var deeds []*native.Deed
 	for _, deed := range t.deeds {
 		deeds = append(deeds, deed.Deed)
 	}
-	var g native.Glimpse
+	var g native.Probe
 	if err == nil {
-		g, err = d.cfg.Native.Kernel.Glimpse(id, native.Parts(deeds, t.finding))
+		g, err = d.cfg.Native.Kernel.Probe(id, native.Parts(deeds, t.finding))
 	}
 	if err != nil || g.Genid != genid { // a commit came between
-		t.out.glimpse = now.Add(ownersPause)
+		t.out.probe = now.Add(ownersPause)
 		return
 	}
-	t.out.glimpse, t.out.glimpsed = time.Time{}, now
+	t.out.probe, t.out.probed = time.Time{}, now
 	if g.Table == nil || !t.stands() { // a read judges it
 		return
 	}

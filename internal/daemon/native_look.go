@@ -54,8 +54,8 @@ func (r *nativeRealm) planReads(now time.Time) {
 		plan(pace.Latest(now, r.pace.ready))
 	}
 	for _, t := range r.tables {
-		if t.out != nil && !t.out.glimpse.IsZero() {
-			plan(pace.Latest(t.out.glimpse, r.pace.ready))
+		if t.out != nil && !t.out.probe.IsZero() {
+			plan(pace.Latest(t.out.probe, r.pace.ready))
 		}
 		switch {
 		case !t.due():
@@ -120,8 +120,8 @@ func (d *Daemon) readNative(ctx context.Context, st *state) {
 		}
 	}
 	for _, id := range r.ids() {
-		if t := r.tables[id]; t.out != nil && !t.out.glimpse.IsZero() && !t.out.glimpse.After(now) {
-			d.glimpseNative(ctx, st, id)
+		if t := r.tables[id]; t.out != nil && !t.out.probe.IsZero() && !t.out.probe.After(now) {
+			d.probeNative(ctx, st, id)
 		}
 	}
 	d.endBack(ctx, st, nil)
@@ -174,7 +174,7 @@ func (t *nativeTable) rest(missed bool) {
 type nativeSight struct {
 	*native.Ruleset
 	findings map[tableid.TableID]native.Finding // of the tables that were known before
-	used     map[string]bool                    // of a glimpse
+	used     map[string]bool                    // of a probe
 	all      bool                               // every table was read
 	took     time.Duration
 }
@@ -291,7 +291,7 @@ func (d *Daemon) sightNative(ctx context.Context, st *state, read func(func(nft.
 			t.missed = false // it is not judged
 		} else if judged[id] {
 			if t.out != nil {
-				t.out.glimpse = time.Time{}
+				t.out.probe = time.Time{}
 			}
 			seen.findings[id] = d.inTurn(r, id, t, d.judgeNative(id, t, seen, stand))
 		}

@@ -80,7 +80,7 @@ func (d *Daemon) takenSince(t *nativeTable) (since time.Time) {
 		switch {
 		case deed.Deleted:
 			since = deed.since
-		case since.IsZero() && (deed.took() && deed.New == 0 || deed.Made != 0) && d.committer(t.want.ID, deed.commit) != native.Owner:
+		case since.IsZero() && (t.onlyTook(deed) || deed.Made != 0) && d.committer(t.want.ID, deed.commit) != native.Owner:
 			since = deed.since
 		}
 	}
@@ -194,6 +194,12 @@ func lostParts(t *nativeTable) (parts []string, more int) {
 	return parts, more
 }
 
+// onlyTook reports whether a commit may have taken the table's lost parts, and wrote nothing. Of a
+// table that is left out canaryd knows which parts these are.
+func (t *nativeTable) onlyTook(deed nativeDeed) bool {
+	return deed.took() && deed.New == 0 && (t.out == nil || t.finding.Took(deed.Deed))
+}
+
 // takersOf returns the processes that took a table's lost parts, for the record. That is the
 // author of the last commit that deleted it. Else these are the authors of commits that only
 // took something, or made the table dormant. Missed commits and unknown processes are left out.
@@ -203,7 +209,7 @@ func (d *Daemon) takersOf(t *nativeTable) (by []watch.Writer) {
 		switch {
 		case deed.Deleted:
 			taken = []nft.Commit{deed.commit}
-		case t.finding.Verdict == native.Emptied && deed.took() && deed.New == 0 && (t.out == nil || t.finding.Took(deed.Deed)),
+		case t.finding.Verdict == native.Emptied && t.onlyTook(deed),
 			t.finding.Verdict == native.Disabled && deed.Made != 0:
 			taken = append(taken, deed.commit)
 		}

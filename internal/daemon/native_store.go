@@ -149,7 +149,7 @@ func (d *Daemon) recallNative(ctx context.Context, st *state) {
 	}
 	for _, s := range stored.LeftOut {
 		if r.tables[s.ID] == nil && d.cfg.Native.Protects(s.ID) {
-			t := &nativeTable{want: &native.Table{ID: s.ID, Handle: s.Handle}, out: &nativeLeftOut{glimpse: now}, wrote: now, missed: true, finding: s.Finding, heldFor: s.HeldFor}
+			t := &nativeTable{want: &native.Table{ID: s.ID, Handle: s.Handle}, out: &nativeLeftOut{probe: now}, wrote: now, missed: true, finding: s.Finding, heldFor: s.HeldFor}
 			r.tables[s.ID] = t
 			d.hold(st, t, s.Held)
 		}

@@ -7,8 +7,8 @@
 // [Store.List] and [Store.Show] are for people.
 //
 // Callers distinguish [ErrNotProtected], [ErrOwnersNewer], [ErrNotInForce], [ErrNotProved],
-// [ErrOwnerWrote], [ErrDevicesLeft], [ErrTooLarge] and [ErrNoNFTables]. Load returns the readable tables together
-// with its error. A Store is for one goroutine; only Show may be called by any.
+// [ErrOwnerWrote], [ErrDevicesLeft], [ErrTooLarge] and [ErrNoNFTables]. Load returns the readable
+// tables together with its error. A Store is for one goroutine; only Show may be called by any.
 package nativestore
 
 import (
@@ -77,7 +77,7 @@ type Stored struct {
 	// Confirmed is how long the machine had been up when all tables were last known to be in force.
 	Confirmed time.Duration `json:"confirmed"`
 	Tables    []Row         `json:"tables"`
-	// LeftOut are tables that were too large to keep, and that are lost or have parts in quarantine.
+	// LeftOut are tables that were too large to keep, and are lost or have parts in quarantine.
 	LeftOut []LeftOut `json:"leftOut,omitempty"`
 
 	foreign string          // why it does not apply here, so that Tables is empty; "" if it does

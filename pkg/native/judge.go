@@ -51,10 +51,10 @@ type Evidence struct {
 	// missed; else each deed has it.
 	WitnessLost bool
 	Habits      owners.Habits
-	// Unread: the table was too large to be read, so Was has no content. There is no remedy. Used is
-	// a Glimpse's, if Now is of one; nil: Now is the whole table.
+	// Unread: the table was too large to be read, so Was has no content. There is no remedy.
 	Unread bool
-	Used   map[string]bool
+	// Used is that of the Probe which has Now; nil: Now is the whole table.
+	Used map[string]bool
 }
 
 // A Finding is a verdict and its evidence.
@@ -358,7 +358,7 @@ func (e *Evidence) foreign(d *Deed) (is, certain bool) {
 // Docker may then remove them itself, so tookChain finds no loss.
 func (e *Evidence) unprotected(was *Chain) bool {
 	but := e.Habits.But(was.Name)
-	if e.Unread { // nobody knows the rules that it had
+	if e.Unread { // the rules that it had are not known
 		return but != ""
 	}
 	return but != "" && slices.ContainsFunc(e.Was.Chains, func(c Chain) bool {

@@ -11,11 +11,12 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// This file judges tables that are left out. Nobody has their content. The deeds of commits name the
-// chains and sets that these took from. A read or a glimpse shows whether such a part is empty now.
+// This file judges tables that are left out, whose content canaryd does not know. The deeds of
+// commits name the chains and sets that these took from. A read or a probe shows whether such a
+// part is empty now.
 
-// A Glimpse is a look at a few chains and sets of a table, at one genid.
-type Glimpse struct {
+// A Probe is a look at a few chains and sets of a table, at one genid.
+type Probe struct {
 	Genid uint32
 	// Table has the chains and sets that exist, each with at most one rule or element, which is
 	// blank. If the table has any rule, a nameless chain has one. nil: there is no such table.
@@ -49,9 +50,9 @@ func Parts(deeds []*Deed, f Finding) (parts []Change) {
 	return parts
 }
 
-// Glimpse looks at parts of a table that is left out: see Parts. The error is nft.ErrInterrupted if
+// Probe looks at parts of a table that is left out: see Parts. The error is nft.ErrInterrupted if
 // another process committed meanwhile.
-func (k *Kernel) Glimpse(id tableid.TableID, parts []Change) (g Glimpse, err error) {
+func (k *Kernel) Probe(id tableid.TableID, parts []Change) (g Probe, err error) {
 	g.Used = map[string]bool{}
 	g.Genid, err = k.conn.Genid()
 	if err == nil {
@@ -64,7 +65,7 @@ func (k *Kernel) Glimpse(id tableid.TableID, parts []Change) (g Glimpse, err err
 		parts = nil
 	}
 	for i := 0; i < len(parts) && err == nil; i++ {
-		err = k.glimpsePart(&g, parts[i])
+		err = k.probePart(&g, parts[i])
 	}
 	if err == nil && g.Table != nil {
 		var any bool
@@ -78,8 +79,8 @@ func (k *Kernel) Glimpse(id tableid.TableID, parts []Change) (g Glimpse, err err
 	return g, err
 }
 
-// glimpsePart adds a chain or set to a glimpse, unless it is gone.
-func (k *Kernel) glimpsePart(g *Glimpse, p Change) error {
+// probePart adds a chain or set to a probe, unless it is gone.
+func (k *Kernel) probePart(g *Probe, p Change) error {
 	t, form := g.Table, forms[p.Kind]
 	asked := []nft.StringAttr{{Kind: form.table, Value: t.ID.Name}, {Kind: form.name, Value: p.Name}}
 	var d decoded
@@ -177,7 +178,7 @@ func (f Finding) Took(d *Deed) bool {
 }
 
 // judgeUnread judges a table that was or is left out, by the parts that deeds took from. It judges
-// them like those of a table that was read. Was gets these parts, and f.Changes those that are lost.
+// them like those of a table that was read. Was gets these parts, and f.Changes the lost ones.
 func (e *Evidence) judgeUnread(f *Finding) {
 	f.Why, f.Changes = "it is small enough to be guarded", nil
 	was, stands := &Table{ID: e.Was.ID, Handle: e.Was.Handle}, e.Now.standing()

@@ -16,8 +16,7 @@ import (
 )
 
 // TestJudgeOfATableThatWasTooLarge: canaryd knows only its name and handle, and its deeds. It
-// judges it like a table that it has read, says of nobody unknown that he is the owner, and has no
-// remedy.
+// judges it like a table that it has read, calls no unknown process the owner, and has no remedy.
 func TestJudgeOfATableThatWasTooLarge(t *testing.T) {
 	id := tableid.Inet.Table("large")
 	table := func(handle uint64, rules ...int) *native.Table {
@@ -45,7 +44,7 @@ func TestJudgeOfATableThatWasTooLarge(t *testing.T) {
 		name  string
 		now   *native.Table
 		deeds []*native.Deed
-		used  map[string]bool // of a glimpse
+		used  map[string]bool // of a probe
 		knows bool            // the owner
 		want  native.Verdict
 		lost  string // parts
@@ -71,9 +70,9 @@ func TestJudgeOfATableThatWasTooLarge(t *testing.T) {
 		{"an unknown process took a part of a chain", table(1, 1, 4), []*native.Deed{took(native.UnknownCommitter, 5)}, nil, false, native.Changed, "", ""},
 		{"a person removed rules by name", table(1, 0, 4), []*native.Deed{named}, nil, false, native.Changed, "", ""},
 		{"its owner took the rules after a flusher", table(1, 0, 4), []*native.Deed{took(native.NotOwner, 5), took(native.Owner, 1)}, nil, false, native.Changed, "", ""},
-		{"a glimpse: something leads to the empty chain", table(1, 3, 0), []*native.Deed{took(native.NotOwner, 0, 5)}, map[string]bool{"other": true}, false,
+		{"a probe: something leads to the empty chain", table(1, 3, 0), []*native.Deed{took(native.NotOwner, 0, 5)}, map[string]bool{"other": true}, false,
 			native.Emptied, "chain other: 5 rules lost, empty", ""},
-		{"a glimpse: nothing leads to the empty chain", table(1, 3, 0), []*native.Deed{took(native.NotOwner, 0, 5)}, map[string]bool{}, false, native.Changed, "", ""},
+		{"a probe: nothing leads to the empty chain", table(1, 3, 0), []*native.Deed{took(native.NotOwner, 0, 5)}, map[string]bool{}, false, native.Changed, "", ""},
 		{"a shell emptied a known owner's chain", table(1, 0, 3), []*native.Deed{took(native.Shell, 5)}, nil, true, native.Emptied, "chain base: 5 rules lost, empty", ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -107,9 +106,9 @@ func TestJudgeOfATableThatWasTooLarge(t *testing.T) {
 	}
 }
 
-// TestGlimpse: canaryd looks at parts of a table of 200,000 elements, and reads few of them. It
+// TestProbe: canaryd looks at parts of a table of 200,000 elements, and reads few of them. It
 // sees which are empty, and which have gone.
-func TestGlimpse(t *testing.T) {
+func TestProbe(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
 		const text = `table inet large {
@@ -132,10 +131,10 @@ func TestGlimpse(t *testing.T) {
 			asked = append(asked, native.Change{Kind: nft.Sets, Name: name, Lost: 1})
 		}
 		look := func() string {
-			var g native.Glimpse
+			var g native.Probe
 			took := allocated(func() {
 				var err error
-				g, err = k.Glimpse(id, native.Parts(nil, native.Finding{Changes: asked}))
+				g, err = k.Probe(id, native.Parts(nil, native.Finding{Changes: asked}))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -173,7 +172,7 @@ func TestGlimpse(t *testing.T) {
 		want("addresses true, alone false true true, any rule false false true, base true false false, empty false, jumped false false false, lonely false false false, mapped false true false")
 		nstest.Command(t, "nft", "flush table inet large")
 		want("addresses true, alone false false false, base true false false, empty false, jumped false false false, lonely false false false, mapped false true false")
-		nstest.Command(t, "nft", "add rule inet large c accept") // a chain that nobody asked for
+		nstest.Command(t, "nft", "add rule inet large c accept") // a chain that is not asked for
 		want("addresses true, alone false false false, any rule false false true, base true false false, empty false, jumped false false false, lonely false false false, mapped false true false")
 		nstest.Command(t, "nft", "flush set inet large addresses")
 		want("addresses false, alone false false false, any rule false false true, base true false false, empty false, jumped false false false, lonely false false false, mapped false true false")
@@ -183,7 +182,7 @@ func TestGlimpse(t *testing.T) {
 }
 
 // TestAFlushOfAPartOfALargeTable: a process flushes parts of a table that is too large before and
-// after. Its deeds and a glimpse show the loss, and when it is over.
+// after. Its deeds and a probe show the loss, and when it is over.
 func TestAFlushOfAPartOfALargeTable(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
@@ -207,9 +206,9 @@ func TestAFlushOfAPartOfALargeTable(t *testing.T) {
 			for _, c := range commits {
 				deeds = append(deeds, c.Deeds[id])
 			}
-			g, err := k.Glimpse(id, native.Parts(deeds, was))
+			g, err := k.Probe(id, native.Parts(deeds, was))
 			if err != nil || g.Genid != genid {
-				t.Fatalf("a glimpse of genid %d at %d, %v", g.Genid, genid, err)
+				t.Fatalf("a probe of genid %d at %d, %v", g.Genid, genid, err)
 			}
 			if was.Lasts(g.Table) {
 				return was
