@@ -47,8 +47,9 @@ type NativeTable struct {
 	// Awaiting means that the table is lost and waits for its owner or an operator: for
 	// `canaryd restore` or `canaryd dismiss`.
 	Awaiting bool `json:"awaiting,omitempty"`
-	// LeftOut means that the table is left out, or was when it was lost (Status.NativeLeftOut). Only
-	// its owner or `canaryd dismiss` ends such a loss. The counts are not known.
+	// LeftOut means that the table is left out, or was when it was lost
+	// (Status.NativeLeftOut). Only its owner or `canaryd dismiss` ends such a loss. The counts
+	// are not known.
 	LeftOut bool `json:"leftOut,omitempty"`
 	// Unreplayable is why the kernel would not take the table again. UnreplayableParts counts
 	// the parts that it would not take; 0 means the whole table.

@@ -55,7 +55,7 @@ type fakeNative struct {
 	onCommit           func(nft.Commit)
 	captures           int
 	follows, refreshes int
-	probes           int
+	probes             int
 	takes              time.Duration // duration of a read
 	brokenReads        error         // for reads of tables
 	brokenHears        error         // for reads of notifications

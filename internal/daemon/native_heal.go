@@ -166,10 +166,13 @@ func (d *Daemon) planNative(ctx context.Context, st *state, wanted func(*nativeT
 	}
 	for _, id := range r.ids() {
 		f, judged := plan.seen.findings[id]
+		t, remedy := r.tables[id], f.Remedy
 		if !judged {
+			if asked && t.out != nil && t.lost() { // parts of it
+				plan.left = append(plan.left, t.want)
+			}
 			continue
 		}
-		t, remedy := r.tables[id], f.Remedy
 		switch {
 		case t.out != nil:
 			remedy = native.NoRemedy

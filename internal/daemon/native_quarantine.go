@@ -47,7 +47,7 @@ func (d *Daemon) holdOn(ctx context.Context, st *state, t *nativeTable, now nati
 		_, _, still = now.Table.With(t.held)
 	}
 	if n := len(t.held) - len(still); n > 0 {
-		severity.Notices(klog.FromContext(ctx)).Info("The owner of a native table has decided about parts in quarantine", "table", now.id.NFT(), "parts", n, "left", len(still))
+		severity.Notices(klog.FromContext(ctx)).Info("Parts of a native table left the quarantine: a write put them or others in their place, or removed it", "table", now.id.NFT(), "parts", n, "left", len(still))
 	}
 	d.hold(st, t, still)
 	if len(still) > 0 { // an owner that writes one by one may be about to write them
