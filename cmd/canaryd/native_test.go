@@ -75,6 +75,22 @@ func TestNativeNode(t *testing.T) {
 	}
 }
 
+// TestNativeLossWithoutCounts: the content of a table that was left out is not counted, so a record
+// and a reply to a restore have no counts of it.
+func TestNativeLossWithoutCounts(t *testing.T) {
+	at := time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC)
+	lost := api.NativeLoss{Family: "inet", Table: "inet blocklist", Kind: canary.TableDeleted, Unread: true, Why: "the ruleset was flushed"}
+	f := api.Flush{ID: "f1", Time: at, Kind: canary.TableDeleted, Outcome: api.AwaitingDecision, Lost: api.Lost{Unread: true}, Native: []api.NativeLoss{lost}}
+	if text := flushText(api.FlushReply{Flush: f}); !strings.Contains(text, "inet blocklist is table_deleted: unknown (") {
+		t.Errorf("the record says\n%s", text)
+	}
+	var out bytes.Buffer
+	writeRestored(&out, []api.NativeRestored{{Table: "inet blocklist", Unread: true, Outcome: reload.Skipped}}, "CONTENT")
+	if text := out.String(); !strings.Contains(text, "  -  ") || strings.Contains(text, "0 rules") {
+		t.Errorf("the reply says\n%s", text)
+	}
+}
+
 // TestNativeFlush: a record with only native tables does not mention iptables' tables.
 func TestNativeFlush(t *testing.T) {
 	at := time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC)

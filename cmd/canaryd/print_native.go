@@ -21,7 +21,7 @@ func nativeRows(native []api.NativeTable) [][]string {
 			rows = append(rows, []string{api.TableCell(t.Table), "immune"})
 			continue
 		}
-		rows = append(rows, []string{api.TableCell(t.Table), string(t.Verdict), strconv.Itoa(t.Chains), strconv.Itoa(t.Rules), strconv.Itoa(t.Elements)})
+		rows = append(rows, append([]string{api.TableCell(t.Table), string(t.Verdict)}, t.CountCells(strconv.Itoa)...))
 	}
 	return rows
 }
@@ -112,7 +112,10 @@ func writeRestored(w io.Writer, tables []api.NativeRestored, what string) {
 	}
 	rows := [][]string{{"NATIVE TABLE", what, "OUTCOME"}}
 	for _, t := range tables {
-		content := count(t.Chains, "chain") + ", " + count(t.Rules, "rule") + ", " + count(t.Elements, "element")
+		content := "-"
+		if !t.Unread {
+			content = count(t.Chains, "chain") + ", " + count(t.Rules, "rule") + ", " + count(t.Elements, "element")
+		}
 		outcome := string(t.Outcome)
 		if t.Detail != "" {
 			outcome += ": " + plain(oneLine(t.Detail))

@@ -47,8 +47,9 @@ type NativeTable struct {
 	// Awaiting means that the table is lost and waits for its owner or an operator: for
 	// `canaryd restore` or `canaryd dismiss`.
 	Awaiting bool `json:"awaiting,omitempty"`
-	// LeftOut means that the lost table was left out (Status.NativeLeftOut), so canaryd cannot put
-	// it back: only its owner or `canaryd dismiss` ends the loss.
+	// LeftOut means that the table is left out, or was when it was lost
+	// (Status.NativeLeftOut). Only its owner or `canaryd dismiss` ends such a loss. The counts
+	// are not known.
 	LeftOut bool `json:"leftOut,omitempty"`
 	// Unreplayable is why the kernel would not take the table again. UnreplayableParts counts
 	// the parts that it would not take; 0 means the whole table.
@@ -63,6 +64,15 @@ type NativeTable struct {
 	// Witness is the empty table of its family that a flush of the ruleset also deletes. It is
 	// empty if there is none; canaryd may then take a flush for the owner's doing.
 	Witness string `json:"witness,omitempty"`
+}
+
+// CountCells returns the table's counts of chains, rules and elements for people. Each is "-" for a
+// table that was left out: its content was not counted. number formats a count.
+func (t NativeTable) CountCells(number func(int) string) []string {
+	if t.LeftOut {
+		return []string{"-", "-", "-"}
+	}
+	return []string{number(t.Chains), number(t.Rules), number(t.Elements)}
 }
 
 // A NativeLeftOut is a native table that is not guarded, because all native tables together are
@@ -113,6 +123,8 @@ type NativeRestored struct {
 	Chains   int `json:"chains"`
 	Rules    int `json:"rules"`
 	Elements int `json:"elements"`
+	// Unread means that the table was left out, so the counts are unknown.
+	Unread bool `json:"unread,omitempty"`
 	// Outcome is empty after a dry run. Detail is why canaryd did not put the table back, or
 	// only a part.
 	Outcome Outcome `json:"outcome,omitempty"`
@@ -128,6 +140,8 @@ type NativeLoss struct {
 	Chains   int            `json:"chains"`
 	Rules    int            `json:"rules"`
 	Elements int            `json:"elements"`
+	// Unread means that the table was left out, so the counts are unknown.
+	Unread bool `json:"unread,omitempty"`
 	// Parts describe the loss of each chain, set and object in words; More counts unlisted
 	// ones.
 	Parts []string `json:"parts,omitempty"`
@@ -138,7 +152,7 @@ type NativeLoss struct {
 
 // String describes the loss for people.
 func (l NativeLoss) String() string {
-	lost := Lost{Rules: l.Rules, Chains: l.Chains, Elements: l.Elements}
+	lost := Lost{Rules: l.Rules, Chains: l.Chains, Elements: l.Elements, Unread: l.Unread}
 	return fmt.Sprintf("%s is %s: %s (%s)", l.Table, l.Kind, lost.Text(strconv.Itoa), l.Why)
 }
 

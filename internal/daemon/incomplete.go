@@ -88,6 +88,20 @@ func (d *Daemon) completeRecord(ctx context.Context, st *state, id string, outco
 		flushes.AbsentKey(*record), absent.Round(10*time.Microsecond))
 }
 
+// explainPartial puts into a record that is partial why it stays so.
+func (d *Daemon) explainPartial(ctx context.Context, st *state, id, why string) {
+	for _, o := range st.openRecords() {
+		if o.record.ID == id {
+			o.ended = o.ended.with(ended{detail: why})
+			return
+		}
+	}
+	if i := slices.IndexFunc(st.journal, func(f api.Flush) bool { return f.ID == id && f.Outcome == reload.Partial }); i >= 0 {
+		st.journal[i].Detail = why
+		d.write(ctx, st.journal[i], nil)
+	}
+}
+
 // lostMore probes the marks of intact tables, and reports whether some are lost. Then longer
 // work can wait: a replay or readmit is interrupted (Job.Interrupted), and a replay follows.
 func (d *Daemon) lostMore(ctx context.Context, st *state) bool {

@@ -3,16 +3,19 @@ package daemon
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/tableid"
 	"github.com/canaryd/canaryd/pkg/watch"
@@ -145,10 +148,10 @@ func TestNativeGrows(t *testing.T) {
 		}
 
 		k.sync(bigOf(40)) // it would fit
-		r.after(2 * countEvery)
+		r.after(2 * nft.CountAgainAfter(0))
 		r.wantLeftOut("inet big")
 		k.sync(bigOf(30))
-		r.after(2 * countEvery)
+		r.after(2 * nft.CountAgainAfter(0))
 		r.wantLeftOut()
 		r.logs(1, 1)
 		k.flushTable(bigTable)
@@ -177,7 +180,10 @@ func TestNativeLeftOutIsTaken(t *testing.T) {
 			k.origin = watch.Origin{Unit: "nftables.service"}
 			k.flushTable(bigTable)
 		}, "emptied"},
-		{"its rules, by an unknown process", func(k *fakeNative) { k.flushTable(bigTable) }, ""},
+		{"its rules, by an unknown process", func(k *fakeNative) { k.flushTable(bigTable) }, "emptied"},
+		{"most of a chain, by an unknown process", func(k *fakeNative) {
+			k.removeNamed(bigTable, nil, map[string]int{"services": 55}, nil)
+		}, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			leftOutNode(t, 60, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
@@ -219,7 +225,7 @@ func TestNativeMakesRoom(t *testing.T) {
 		r.after(3 * time.Second)
 		r.wantLeftOut("inet big")
 		k.sync(bigOf(20))
-		r.after(2 * countEvery)
+		r.after(2 * nft.CountAgainAfter(0))
 		r.wantLeftOut("inet big")
 		k.sync(tableOf(proxyTable, "a"))
 		r.after(3 * time.Second)
@@ -229,6 +235,61 @@ func TestNativeMakesRoom(t *testing.T) {
 		r.wantReady()
 		k.wantNative(t, bigOf(20))
 	})
+}
+
+// withElements returns the table with a set of so many elements, which packets add and time takes.
+func withElements(table *native.Table, n int) *native.Table {
+	seen := native.Set{Name: "seen", Flags: unix.NFT_SET_EVAL | unix.NFT_SET_TIMEOUT}
+	for i := range n {
+		seen.Elements = append(seen.Elements, native.Element(fmt.Sprint(i)))
+	}
+	table.Sets = []native.Set{seen}
+	return table
+}
+
+// expire takes all elements of a table's set, without a commit.
+func (k *fakeNative) expire(id tableid.TableID) {
+	k.with(func() {
+		next := *k.tables[id]
+		next.Sets = slices.Clone(next.Sets)
+		next.Sets[0].Elements = nil
+		k.tables[id] = &next
+	})
+}
+
+// TestNativeExpires: elements expire without a commit. A table that is left out is taken up again,
+// whether they were its own elements or another table's.
+func TestNativeExpires(t *testing.T) {
+	for _, test := range []struct {
+		name       string
+		proxy, big *native.Table
+		of         tableid.TableID
+		within     time.Duration
+	}{
+		{"another table's", withElements(tableOf(proxyTable, "a"), 18), bigOf(33), proxyTable, 2 * refreshEvery},
+		{"its own", tableOf(proxyTable, "a"), withElements(bigOf(10), 60), bigTable, 2 * nft.CountAgainAfter(0)},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			k := newFakeNative(test.proxy, test.big)
+			k.limit(50)
+			nativeNode(t, setup{guarded: k}, func(t *testing.T, r *rig, k *fakeNative) {
+				r.after(5 * time.Minute)
+				r.wantLeftOut("inet big")
+				reads := 0
+				k.with(func() { reads = k.read[bigTable] })
+				if reads > 7 {
+					t.Errorf("%d reads of a table that nobody changed", reads)
+				}
+				k.expire(test.of)
+				r.after(test.within + time.Second)
+				r.wantLeftOut()
+				r.logs(1, 1)
+				k.flushRuleset()
+				r.settled()
+				k.wantNative(t, test.big)
+			})
+		})
+	}
 }
 
 // TestNativeTooLargeToBeProved: while a table is lost, another one fills the limit. The lost table
@@ -250,8 +311,36 @@ func TestNativeTooLargeToBeProved(t *testing.T) {
 		if n := k.count().heals - heals; n != 0 {
 			t.Errorf("%d more replays", n)
 		}
-		if list := r.d.Status().Flushes; len(list) != 1 || list[0].Outcome != reload.Partial {
+		list := r.d.Status().Flushes
+		if len(list) != 1 || list[0].Outcome != reload.Partial || list[0].Attempts != 1 {
 			t.Errorf("the records are %+v", list)
+		}
+		if says := "inet big: " + nativestore.ErrNotProved.Error(); list[0].Detail != says || strings.Contains(r.log.String(), "ought to be") {
+			t.Errorf("the record says %q, and the log\n%s", list[0].Detail, r.log)
+		}
+	})
+}
+
+// TestNativeTooLargeToBeProvedOnRequest: a person has a table put back, and its owner makes it too
+// large before the proof. Reply and record say that the restore is not proved.
+func TestNativeTooLargeToBeProvedOnRequest(t *testing.T) {
+	leftOutNode(t, 30, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
+		k.deleteTable(bigTable)
+		r.after(3 * time.Second)
+		r.wantNotReady("table inet big is deleted_by_owner_or_unknown")
+		k.between = func() { k.sync(bigOf(60)) }
+		reply, err := r.d.Restore(t.Context(), api.RestoreRequest{})
+		must(t, err)
+		if len(reply.Native) != 1 || reply.Native[0].Outcome != reload.Partial || reply.Native[0].Detail != nativestore.ErrNotProved.Error() {
+			t.Errorf("the reply is %+v", reply.Native)
+		}
+		r.settled()
+		r.wantLeftOut("inet big")
+		if list := r.d.Status().Flushes; len(list) != 1 || list[0].Outcome != reload.Partial || !strings.Contains(list[0].Detail, nativestore.ErrNotProved.Error()) {
+			t.Errorf("the records are %+v", list)
+		}
+		if log := r.log.String(); strings.Contains(log, "their owner wrote them") {
+			t.Errorf("the log says %s", log)
 		}
 	})
 }

@@ -28,6 +28,7 @@ type NativeKernel interface {
 	Suspect(f func(native.Commit) bool)
 	Follow(wanted func(nft.Table) bool) (*native.Ruleset, error)
 	Refresh(budget time.Duration) (sets int, err error)
+	Probe(id tableid.TableID, parts []native.Change) (native.Probe, error)
 	Append(b *nft.Batch, repairs []native.Repair, witnesses map[tableid.Family]string) (left []string, err error)
 	RequestFullSync(genid uint32, t *native.Table) error
 }

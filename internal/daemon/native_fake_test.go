@@ -55,6 +55,7 @@ type fakeNative struct {
 	onCommit           func(nft.Commit)
 	captures           int
 	follows, refreshes int
+	probes             int
 	takes              time.Duration // duration of a read
 	brokenReads        error         // for reads of tables
 	brokenHears        error         // for reads of notifications
@@ -450,6 +451,21 @@ func (k *fakeNative) Refresh(time.Duration) (int, error) {
 	return 1, k.fault()
 }
 
+// Probe implements NativeKernel: it shows the whole table.
+func (k *fakeNative) Probe(id tableid.TableID, _ []native.Change) (native.Probe, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.probes++
+	g := native.Probe{Genid: k.now(), Table: k.tables[id], Used: map[string]bool{"services": true}}
+	if after := k.after; after != nil {
+		k.after = nil
+		k.mu.Unlock()
+		after()
+		k.mu.Lock()
+	}
+	return g, errors.Join(k.fault(), k.brokenReads)
+}
+
 func (k *fakeNative) Follow(wanted func(nft.Table) bool) (*native.Ruleset, error) {
 	k.mu.Lock()
 	k.follows++
@@ -465,10 +481,10 @@ func (k *fakeNative) Capture(wanted func(nft.Table) bool) (*native.Ruleset, erro
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.captures++
-	r := &native.Ruleset{Genid: k.now(), At: time.Now(), Tables: map[tableid.TableID]*native.Table{}}
+	r := &native.Ruleset{Genid: k.now(), At: time.Now(), Tables: map[tableid.TableID]*native.Table{}, Fleeting: map[tableid.TableID]bool{}}
 	for id, t := range k.tables {
 		if wanted(nft.Table{Family: id.Family, Name: id.Name, Owner: k.owners[id]}) {
-			r.Tables[id] = t
+			r.Tables[id], r.Fleeting[id] = t, t.Fleeting()
 		}
 	}
 	k.leaveTablesOut(r)

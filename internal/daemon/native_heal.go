@@ -166,10 +166,13 @@ func (d *Daemon) planNative(ctx context.Context, st *state, wanted func(*nativeT
 	}
 	for _, id := range r.ids() {
 		f, judged := plan.seen.findings[id]
+		t, remedy := r.tables[id], f.Remedy
 		if !judged {
+			if asked && t.out != nil && t.lost() { // parts of it
+				plan.left = append(plan.left, t.want)
+			}
 			continue
 		}
-		t, remedy := r.tables[id], f.Remedy
 		switch {
 		case t.out != nil:
 			remedy = native.NoRemedy
@@ -300,7 +303,7 @@ func (d *Daemon) noteLeft(ctx context.Context, st *state, left []string) {
 // the restored parts, with their owner's newer changes. If another process wrote to them after
 // the write, which followed that genid, the error is ErrOwnerWrote.
 func (d *Daemon) proveNative(ctx context.Context, st *state, read uint32, repairs []native.Repair) error {
-	l := st.native.loss
+	l, start := st.native.loss, time.Now()
 	byID := map[tableid.TableID]native.Repair{}
 	for _, repair := range repairs {
 		byID[repair.Want.ID] = repair
@@ -319,11 +322,16 @@ func (d *Daemon) proveNative(ctx context.Context, st *state, read uint32, repair
 	}
 	st.memory.ScheduleFree(time.Now())
 	d.noteDrift(ctx, proof)
+	d.takeNativeLeftOut(ctx, st, proof, nil, time.Since(start))
 	seen := nativeSight{Ruleset: proof}
 	var missing []string
 	var back []*native.Table
 	untouched := proof.Genid == nft.Following(read) // by a process other than canaryd
 	for id, repair := range byID {
+		if _, left := proof.LeftOut[id]; left {
+			d.leaveUnproved(ctx, st, id)
+			continue
+		}
 		if repair.Repaired(proof.Tables[id], l.lacking) {
 			t := st.native.tables[id]
 			held := t.held

@@ -106,7 +106,12 @@ func (d *Daemon) takeDeed(r *nativeRealm, id tableid.TableID, deed nativeDeed) {
 	if !deed.Deleted || deed.Made != 0 {
 		t.wrote = d.heardAt(deed.commit, time.Now())
 	}
-	t.out.take(deed)
+	if t.out != nil {
+		t.out.take(deed)
+		if t.lost() || deed.MayTake() && d.committer(id, deed.commit) != native.Owner {
+			t.out.probe = pace.Earliest(t.out.probe, pace.Latest(time.Now().Add(captureQuiet), t.out.probed.Add(probeEvery)))
+		}
+	}
 	t.deeds = append(t.deeds, deed)
 	t.touch(deed.since, time.Now(), deed.MayTake())
 }

@@ -73,7 +73,10 @@ func (d *Daemon) adopt(ctx context.Context, st *state, now nativeLearned) {
 		chains, rules, elements := now.Table.Counts()
 		r.comings.log(ctx).Info("A native table is guarded", "table", now.id.NFT(), "chains", chains, "rules", rules, "elements", elements)
 	}
-	t.returned(r.comings.log(ctx), now.Table)
+	if t.out != nil {
+		d.doubtHeld(ctx, st, t)
+		t.returned(r.comings.log(ctx), now.Table)
+	}
 	if moved && len(t.held) > 0 {
 		d.holdOn(ctx, st, t, now)
 	}

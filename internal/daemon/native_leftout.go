@@ -3,12 +3,14 @@ package daemon
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -18,26 +20,26 @@ import (
 // This file has the native tables that are left out, because all native tables together are larger
 // than canaryd keeps. canaryd knows such a table by its name and its deeds only.
 
-const (
-	// countEvery is the shortest interval between two counts of a table that is left out and has
-	// changed. countShare keeps counting to 2 % of the time.
-	countEvery = time.Minute
-	countShare = 49
-)
+// probeEvery is the shortest interval between two probes of a table that is left out: many commits
+// of its owner look like a flush.
+const probeEvery = time.Second
 
 // A nativeLeftOut describes a table that is left out. Its nativeTable has no content.
 type nativeLeftOut struct {
 	units int       // its size in rules at the last count, which ends where the table is too large
 	taken int       // sevenths of rules that commits have taken since: a set's element is one
 	next  time.Time // not before: the next count
+	// probe is when the parts are probed that a commit took from, or that are lost. Zero: there is
+	// no such commit. probed is the time of the last probe.
+	probe, probed time.Time
+	// fleeting: packets or time may remove elements without a commit. It is counted again although
+	// no commit changed it.
+	fleeting bool
 }
 
 // take notes the deed of a commit. A table that was deleted, or has lost half of its size at the
-// last count, is counted without delay. o may be nil.
+// last count, is counted without delay.
 func (o *nativeLeftOut) take(deed nativeDeed) {
-	if o == nil {
-		return
-	}
 	for _, n := range deed.Rules {
 		o.taken += 7 * n
 	}
@@ -54,13 +56,18 @@ func (o *nativeLeftOut) lostHalf() bool { return 2*o.taken > 7*o.units }
 
 var errNativeTooMany = errors.New("native tables are larger than canaryd keeps: raise --max-rules and the memory limit, or remove rules and elements that are not needed")
 
-// countAt returns when a table that is left out may be counted again. A lost table is counted
+// countAt returns when a table that is left out may be counted again. A deleted table is counted
 // as soon as it exists again.
 func (t *nativeTable) countAt() time.Time {
-	if t.lost() {
+	if !t.stands() {
 		return time.Time{}
 	}
 	return t.out.next
+}
+
+// stands reports whether a table that is left out exists, and has lost no more than parts.
+func (t *nativeTable) stands() bool {
+	return !t.accept && (!t.lost() || t.finding.Verdict == native.Emptied)
 }
 
 // takeNativeLeftOut notes the tables that a read left out, for status and log. counted are the
@@ -75,42 +82,147 @@ func (d *Daemon) takeNativeLeftOut(ctx context.Context, st *state, seen *native.
 		if t == nil {
 			t = &nativeTable{wrote: now}
 		}
-		if t.out == nil || t.lost() {
+		if t.out == nil || !t.stands() {
 			d.leaveNativeOut(ctx, st, id, t, w)
 		}
 		t = r.tables[id]
-		*t.out = nativeLeftOut{units: w.Units(), next: now.Add(max(countEvery, countShare*took))}
-		t.deeds = slices.DeleteFunc(t.deeds, func(deed nativeDeed) bool { return !nft.Newer(deed.Genid, seen.Genid) })
+		d.doubtHeld(ctx, st, t)
+		t.out.units, t.out.taken = w.Units(), 0
+		t.out.next, t.out.fleeting = now.Add(nft.CountAgainAfter(took)), seen.Fleeting[id]
 		t.genid, t.read = seen.Genid, seen.At
+		if t.out.probe.IsZero() { // else it judges the deeds
+			t.dropDeeds(seen.Genid)
+		}
 		t.rest(false)
 		for _, deed := range t.deeds {
-			t.touch(deed.since, now, false)
+			if nft.Newer(deed.Genid, seen.Genid) {
+				t.touch(deed.since, now, false)
+			}
 		}
 	}
+	for id, t := range r.tables {
+		if _, left := seen.LeftOut[id]; t.out != nil && !t.lost() && !t.gone() && !left && seen.Tables[id] == nil {
+			t.countSoon(now)
+		}
+	}
+}
+
+// dropDeeds drops the deeds of commits up to that genid: the table was judged.
+func (t *nativeTable) dropDeeds(genid uint32) {
+	t.deeds = slices.DeleteFunc(t.deeds, func(deed nativeDeed) bool { return !nft.Newer(deed.Genid, genid) })
+}
+
+// due reports whether the table is to be read: it may differ, or may fit without a commit.
+func (t *nativeTable) due() bool {
+	return !t.dirty.IsZero() || t.out != nil && t.out.fleeting && t.stands()
 }
 
 // leaveNativeOut drops the content of a table that is left out from now on. A loss of the table is
 // over: it exists.
 func (d *Daemon) leaveNativeOut(ctx context.Context, st *state, id tableid.TableID, t *nativeTable, w nft.Weight) {
 	r := &st.native
+	emptied := t.finding.Verdict == native.Emptied && !t.accept
 	left := &nativeTable{want: &native.Table{ID: id}, deeds: t.deeds, wrote: t.wrote, out: &nativeLeftOut{},
-		finding: native.Finding{Verdict: native.Intact}, witness: r.witness[id.Family].Nonce}
+		finding: native.Finding{Verdict: native.Intact}, witness: r.witness[id.Family].Nonce, held: t.held, heldFor: t.heldFor}
 	if t.want != nil {
 		left.want.Handle = t.want.Handle
-		d.nativeBack(ctx, st, id, true)
-		d.hold(st, t, nil)
+		switch {
+		case r.loss != nil && r.loss.unswept[id]: // canaryd has written it, and its loss ends so
+		case emptied:
+			left.finding = native.Finding{Verdict: native.Emptied, Why: t.finding.Why + "; " + errOwnerOnly.Error(), Changes: t.finding.Changes}
+			if r.loss != nil && r.loss.hit[id] {
+				r.loss.tooLarge = append(r.loss.tooLarge, id.NFT()+": "+left.finding.Why)
+			}
+		default:
+			d.nativeBack(ctx, st, id, true)
+		}
 		r.disk.moved(time.Now())
+	}
+	if emptied || len(t.deeds) > 0 {
+		left.out.probe = time.Now()
 	}
 	if r.tables[id] = left; t.out == nil {
 		severity.Warnings(r.comings.log(ctx)).Error(errNativeTooMany, "A native table is left out: it is NOT guarded", "table", id.NFT(), "sizeInRules", w.Units())
 	}
+	if d.doubtHeld(ctx, st, left); t.out == nil && len(left.held) > 0 {
+		severity.Warnings(klog.FromContext(ctx)).Info("Parts in quarantine wait until their native table is not left out any more", "table", id.NFT(), "parts", len(left.held))
+		d.explainPartial(ctx, st, left.heldFor, fmt.Sprintf("%s has parts in quarantine, which wait because it is too large (--max-rules)", id.NFT()))
+	}
+}
+
+// doubtHeld drops parts in quarantine of a table that is left out, if a commit may have removed
+// them: a table that is not read may have had such a part again. After missed commits the content
+// decides when the table is read.
+func (d *Daemon) doubtHeld(ctx context.Context, st *state, t *nativeTable) {
+	still := slices.DeleteFunc(slices.Clone(t.held), func(h native.Held) bool {
+		return slices.ContainsFunc(t.deeds, func(deed nativeDeed) bool { return deed.MayRemove(h) })
+	})
+	n := len(t.held) - len(still)
+	if n == 0 {
+		return
+	}
+	const why = "a commit took rules or elements from where they belong, while the table was left out (--max-rules)"
+	severity.Warnings(klog.FromContext(ctx)).Info("Parts in quarantine are given up", "table", t.want.ID.NFT(), "parts", n, "left", len(still), "because", why)
+	if d.hold(st, t, still); len(still) == 0 {
+		d.explainPartial(ctx, st, t.heldFor, "parts of "+t.want.ID.NFT()+" were given up: "+why)
+		t.heldFor = ""
+	}
+}
+
+// probeNative judges a table that is left out, by the deeds of commits and a probe of the parts
+// that they took from. A lost part cannot be put back. Its owner has to write it, or a person
+// accepts the loss.
+func (d *Daemon) probeNative(ctx context.Context, st *state, id tableid.TableID) {
+	t, now := st.native.tables[id], time.Now()
+	genid, err := d.hearNow(ctx, st)
+	var deeds []*native.Deed
+	for _, deed := range t.deeds {
+		deeds = append(deeds, deed.Deed)
+	}
+	var g native.Probe
+	if err == nil {
+		g, err = d.cfg.Native.Kernel.Probe(id, native.Parts(deeds, t.finding))
+	}
+	if err != nil || g.Genid != genid { // a commit came between
+		t.out.probe = now.Add(ownersPause)
+		return
+	}
+	t.out.probe, t.out.probed = time.Time{}, now
+	if g.Table == nil || !t.stands() { // a read judges it
+		return
+	}
+	seen := nativeSight{Ruleset: &native.Ruleset{Genid: genid, Tables: map[tableid.TableID]*native.Table{id: g.Table}}, used: g.Used}
+	f := d.judgeNative(id, t, seen, nil)
+	switch {
+	case f.Verdict == native.Emptied:
+		t.finding = f
+		d.reportNative(ctx, st, id, nil)
+	case t.lost():
+		d.nativeBack(ctx, st, id, true)
+		t.finding = native.Finding{Verdict: native.Intact}
+	}
+	d.doubtHeld(ctx, st, t)
+	t.dropDeeds(genid)
+	st.native.disk.changed(now)
+}
+
+// leaveUnproved notes that a table was written and is left out of the proof: it became too large
+// meanwhile. The record and the log say so.
+func (d *Daemon) leaveUnproved(ctx context.Context, st *state, id tableid.TableID) {
+	l := st.native.loss
+	flush := l.record.ID
+	l.unproved = true
+	delete(l.unswept, id)
+	err := fmt.Errorf("%s: %w", id.NFT(), nativestore.ErrNotProved)
+	l.tooLarge = append(l.tooLarge, err.Error())
+	if w := st.native.waiting[id]; w != nil {
+		w.Detail, flush = err.Error(), w.ID
+	}
+	severity.Warnings(klog.FromContext(ctx)).Error(err, "A native table was written, and its content is not known", "flush", flush)
 }
 
 // returned notes that a table which was left out is guarded again.
 func (t *nativeTable) returned(log klog.Logger, now *native.Table) {
-	if t.out == nil {
-		return
-	}
 	chains, rules, elements := now.Counts()
 	log = log.WithValues("table", now.ID.NFT(), "chains", chains, "rules", rules, "elements", elements)
 	if t.out.lostHalf() && 2*(7*rules+elements) < 7*t.out.units { // its owner has not only rewritten it
@@ -122,7 +234,7 @@ func (t *nativeTable) returned(log klog.Logger, now *native.Table) {
 }
 
 // countSoon has a table counted at once that is left out and may fit by now, because another
-// table has shrunk.
+// table has shrunk, by a commit or by itself.
 func (t *nativeTable) countSoon(now time.Time) {
 	t.out.next = now
 	t.touch(now, now, false)
@@ -136,7 +248,7 @@ func (r *nativeRealm) knowsAll() bool {
 // leftOut returns the existing tables that are left out, for a Status.
 func (r *nativeRealm) leftOut() (list []api.NativeLeftOut) {
 	for _, id := range r.ids() {
-		if t := r.tables[id]; t.out != nil && !t.lost() {
+		if t := r.tables[id]; t.out != nil && t.stands() {
 			list = append(list, api.NativeLeftOut{Family: id.Family.NFT(), Table: id.NFT(), Rules: t.out.units})
 		}
 	}

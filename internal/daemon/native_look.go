@@ -54,8 +54,11 @@ func (r *nativeRealm) planReads(now time.Time) {
 		plan(pace.Latest(now, r.pace.ready))
 	}
 	for _, t := range r.tables {
+		if t.out != nil && !t.out.probe.IsZero() {
+			plan(pace.Latest(t.out.probe, r.pace.ready))
+		}
 		switch {
-		case t.dirty.IsZero():
+		case !t.due():
 		case t.gone():
 			plan(pace.Latest(now, t.reportAt))
 		case t.out != nil:
@@ -116,6 +119,11 @@ func (d *Daemon) readNative(ctx context.Context, st *state) {
 			d.adoptNative(ctx, st, id, seen, f)
 		}
 	}
+	for _, id := range r.ids() {
+		if t := r.tables[id]; t.out != nil && !t.out.probe.IsZero() && !t.out.probe.After(now) {
+			d.probeNative(ctx, st, id)
+		}
+	}
 	d.endBack(ctx, st, nil)
 	r.finishRead(time.Now(), seen, alarm)
 	if r.begun {
@@ -166,6 +174,7 @@ func (t *nativeTable) rest(missed bool) {
 type nativeSight struct {
 	*native.Ruleset
 	findings map[tableid.TableID]native.Finding // of the tables that were known before
+	used     map[string]bool                    // of a probe
 	all      bool                               // every table was read
 	took     time.Duration
 }
@@ -280,10 +289,10 @@ func (d *Daemon) sightNative(ctx context.Context, st *state, read func(func(nft.
 	for id, t := range r.tables {
 		if t.out != nil && choice.exist[id] && seen.Tables[id] == nil {
 			t.missed = false // it is not judged
-			if _, left := seen.LeftOut[id]; !left {
-				t.countSoon(time.Now())
-			}
 		} else if judged[id] {
+			if t.out != nil {
+				t.out.probe = time.Time{}
+			}
 			seen.findings[id] = d.inTurn(r, id, t, d.judgeNative(id, t, seen, stand))
 		}
 	}
@@ -355,7 +364,10 @@ func (d *Daemon) judgeNative(id tableid.TableID, t *nativeTable, seen nativeSigh
 			t.foundAs = seen.digestOf(id)
 		}
 	}()
-	e := native.Evidence{Was: t.want, Now: seen.Tables[id], Unread: t.out != nil, Missed: t.missed || t.old || t.finding.Open(), Habits: owners.HabitsOf(id)}
+	if t.out != nil && t.finding.Lasts(seen.Tables[id]) {
+		return t.finding
+	}
+	e := native.Evidence{Was: t.want, Now: seen.Tables[id], Unread: t.out != nil, Used: seen.used, Missed: t.missed || t.old || t.finding.Open(), Habits: owners.HabitsOf(id)}
 	if e.Now == nil && e.Unread && t.finding.Verdict == native.TableDeleted {
 		return t.finding
 	}

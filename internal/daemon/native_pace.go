@@ -31,7 +31,7 @@ func (p *nativePace) alarmAt() time.Time { return p.quiet.Add(-p.last) }
 // read.
 func (p *nativePace) allows(t *nativeTable, now time.Time) bool {
 	switch {
-	case t.dirty.IsZero() || now.Before(p.again):
+	case !t.due() || now.Before(p.again):
 		return false
 	case t.gone():
 		return true

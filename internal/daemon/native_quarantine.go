@@ -29,11 +29,15 @@ func (d *Daemon) hold(st *state, t *nativeTable, held []native.Held) {
 		r.readmit.In(pace.FirstTry, now)
 	}
 	t.held = held
-	if !anyOf(r.tables, func(t *nativeTable) bool { return len(t.held) > 0 }) {
+	if !anyOf(r.tables, (*nativeTable).readmits) {
 		r.readmit = pace.Retry{}
 	}
 	r.disk.changed(now)
 }
+
+// readmits reports whether the table has parts in quarantine that readmitNative tries. Parts of a
+// table that is left out wait.
+func (t *nativeTable) readmits() bool { return len(t.held) > 0 && t.out == nil }
 
 // holdOn updates the quarantine after an owner has changed its table. A table that the owner
 // made again, or a chain that it wrote again, counts as the owner's decision.
@@ -43,7 +47,7 @@ func (d *Daemon) holdOn(ctx context.Context, st *state, t *nativeTable, now nati
 		_, _, still = now.Table.With(t.held)
 	}
 	if n := len(t.held) - len(still); n > 0 {
-		severity.Notices(klog.FromContext(ctx)).Info("The owner of a native table has decided about parts in quarantine", "table", now.id.NFT(), "parts", n, "left", len(still))
+		severity.Notices(klog.FromContext(ctx)).Info("Parts of a native table left the quarantine: a write put them or others in their place, or removed it", "table", now.id.NFT(), "parts", n, "left", len(still))
 	}
 	d.hold(st, t, still)
 	if len(still) > 0 { // an owner that writes one by one may be about to write them
@@ -99,7 +103,7 @@ func (d *Daemon) readmitNative(ctx context.Context, st *state) {
 	r := &st.native
 	r.readmit.Failed(nil, time.Now())
 	for _, id := range r.ids() {
-		if t := r.tables[id]; len(t.held) == 0 || t.lost() || t.old {
+		if t := r.tables[id]; !t.readmits() || t.lost() || t.old {
 			continue
 		}
 		if err := d.readmitTable(ctx, st, id); err != nil {
@@ -109,7 +113,7 @@ func (d *Daemon) readmitNative(ctx context.Context, st *state) {
 			}
 		}
 	}
-	if !anyOf(r.tables, func(t *nativeTable) bool { return len(t.held) > 0 }) { // their owners have deleted them
+	if !anyOf(r.tables, (*nativeTable).readmits) { // their owners have deleted them
 		r.readmit = pace.Retry{}
 	}
 	r.planReads(time.Now())
@@ -151,10 +155,15 @@ func (d *Daemon) readmitTable(ctx context.Context, st *state, id tableid.TableID
 	if err == nil {
 		err = d.hearNative(ctx, st, proof.Genid)
 	}
+	if err == nil {
+		d.takeNativeLeftOut(ctx, st, proof, nil, 0)
+	}
 	switch {
 	case err != nil:
 		t.touch(time.Now(), time.Now(), true)
 		return err
+	case r.tables[id] != t: // it is left out
+		return nativestore.ErrNotProved
 	case !repairs[0].Repaired(proof.Tables[id], false):
 		t.touch(time.Now(), time.Now(), true)
 		return nativestore.ErrNotInForce

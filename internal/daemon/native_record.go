@@ -34,6 +34,7 @@ type nativeLoss struct {
 	lacking  bool                     // devices were left out
 	partial  bool                     // parts of tables were left out
 	unproved bool                     // the kernel took a write whose effect no read showed
+	tooLarge []string                 // says of tables that they were written, and are left out
 	// unswept are tables that were written and that no read has proved. Flows that began in the
 	// gap are ended when the loss ends.
 	unswept map[tableid.TableID]bool
@@ -79,7 +80,7 @@ func (d *Daemon) takenSince(t *nativeTable) (since time.Time) {
 		switch {
 		case deed.Deleted:
 			since = deed.since
-		case since.IsZero() && (deed.took() && deed.New == 0 || deed.Made != 0) && d.committer(t.want.ID, deed.commit) != native.Owner:
+		case since.IsZero() && (t.onlyTook(deed) || deed.Made != 0) && d.committer(t.want.ID, deed.commit) != native.Owner:
 			since = deed.since
 		}
 	}
@@ -147,7 +148,8 @@ func (d *Daemon) addNativeLoss(st *state, r *api.Flush, id tableid.TableID) {
 			loss.Elements += c.Lost
 		}
 	}
-	r.Lost.Unread = r.Lost.Unread || t.out != nil
+	loss.Unread = t.out != nil && t.finding.Verdict != native.Emptied // commits show the counts of parts
+	r.Lost.Unread = r.Lost.Unread || loss.Unread
 	loss.Parts, loss.More = lostParts(t)
 	loss.By = flushes.Accuse(r, d.takersOf(t))
 	r.CulpritsMissed = r.CulpritsMissed || t.missed && len(loss.By) > 0
@@ -192,6 +194,12 @@ func lostParts(t *nativeTable) (parts []string, more int) {
 	return parts, more
 }
 
+// onlyTook reports whether a commit may have taken the table's lost parts, and wrote nothing. Of a
+// table that is left out canaryd knows which parts these are.
+func (t *nativeTable) onlyTook(deed nativeDeed) bool {
+	return deed.took() && deed.New == 0 && (t.out == nil || t.finding.Took(deed.Deed))
+}
+
 // takersOf returns the processes that took a table's lost parts, for the record. That is the
 // author of the last commit that deleted it. Else these are the authors of commits that only
 // took something, or made the table dormant. Missed commits and unknown processes are left out.
@@ -201,7 +209,7 @@ func (d *Daemon) takersOf(t *nativeTable) (by []watch.Writer) {
 		switch {
 		case deed.Deleted:
 			taken = []nft.Commit{deed.commit}
-		case t.finding.Verdict == native.Emptied && deed.took() && deed.New == 0,
+		case t.finding.Verdict == native.Emptied && t.onlyTook(deed),
 			t.finding.Verdict == native.Disabled && deed.Made != 0:
 			taken = append(taken, deed.commit)
 		}
@@ -258,6 +266,7 @@ func (d *Daemon) reportNative(ctx context.Context, st *state, id tableid.TableID
 		record.NoticedSeconds = max(t.reportAt.Add(-reportLater).Sub(record.Time), 0).Seconds()
 	}
 	record.Outcome = api.AwaitingDecision
+	counted := t.out == nil || t.finding.Verdict == native.Emptied
 	works, known := st.proxyWorks(id.Family)
 	t.proxyAway, t.switched = known && !works, false
 	d.addNativeLoss(st, &record, id)
@@ -266,11 +275,17 @@ func (d *Daemon) reportNative(ctx context.Context, st *state, id tableid.TableID
 	if st.journal.FoldsInto(record) != nil {
 		return // the log has a record like it, and the disk gets the count
 	}
-	room := flushes.DiffRoom()
-	d.write(ctx, record, flushes.NativeDiff([]flushes.LostTable{{Want: t.want, Now: now}}, &room))
+	var diff []api.TableDiff
+	if room := flushes.DiffRoom(); t.out == nil {
+		diff = flushes.NativeDiff([]flushes.LostTable{{Want: t.want, Now: now}}, &room)
+	}
+	d.write(ctx, record, diff)
 	values := []any{"flush", record.ID, "tables", id.NFT() + " " + string(t.finding.Verdict)}
-	if t.out == nil { // else its content is not known, and canaryd cannot bring it back
-		values = append(values, "rules", record.Lost.Rules, "chains", record.Lost.Chains, "elements", record.Lost.Elements, "bringThemBack", restoreCommand)
+	if counted {
+		values = append(values, "rules", record.Lost.Rules, "chains", record.Lost.Chains, "elements", record.Lost.Elements)
+	}
+	if t.out == nil { // else canaryd cannot bring it back
+		values = append(values, "bringThemBack", restoreCommand)
 	}
 	klog.FromContext(ctx).Error(errors.New(t.finding.Why), awaitDecision, append(values, "acceptTheLoss", dismissCommand, "by", flushes.CulpritsText(record))...)
 }
@@ -325,7 +340,7 @@ func (d *Daemon) nativeRecovered(ctx context.Context, st *state) {
 		return
 	}
 	l.record.Attempts = max(l.record.Attempts, l.attempts+1)
-	end := ended{tables: l.record.NativeNames(), outcome: l.outcome(), back: time.Now(), attempts: l.attempts + 1}
+	end := ended{tables: l.record.NativeNames(), outcome: l.outcome(), detail: strings.Join(l.tooLarge, "; "), back: time.Now(), attempts: l.attempts + 1}
 	if l.replayed || l.unproved {
 		end.written = l.written
 		st.native.contention.countReplay(ctx, l.record, false, 0)
@@ -357,12 +372,12 @@ func (d *Daemon) endNative(st *state) {
 
 // outcome returns the record's outcome when the loss ends: skipped if canaryd put nothing back,
 // proved, or partial. It is partial if devices or parts were left out, or if no read proved a
-// write.
+// write or one of its tables.
 func (l *nativeLoss) outcome() api.Outcome {
 	switch {
 	case !l.replayed && !l.unproved:
 		return reload.Skipped
-	case l.lacking || l.partial || !l.replayed:
+	case l.lacking || l.partial || !l.replayed || len(l.tooLarge) > 0:
 		return reload.Partial
 	}
 	return reload.Proved

@@ -111,7 +111,7 @@ func (a nativeAsked) rows(tables map[tableid.TableID]*nativeTable, dry bool, err
 	for i := range rows {
 		for id, t := range tables {
 			if t.out != nil && rows[i].Table == id.NFT() {
-				rows[i].Detail = errOwnerOnly.Error()
+				rows[i].Detail, rows[i].Unread = errOwnerOnly.Error(), true
 			}
 		}
 	}
@@ -153,6 +153,9 @@ func (d *Daemon) endAsked(ctx context.Context, st *state, asked nativeAsked, wri
 			outcome = reload.Partial
 		}
 		if t := st.native.tables[id]; t != nil && !t.lost() {
+			if t.out != nil {
+				outcome, asked.less[id] = reload.Partial, nativestore.ErrNotProved
+			}
 			asked.back[id] = outcome
 			if d.endWaiting(ctx, st, id, outcome, true) {
 				d.cfg.Metrics.ObserveNativeReplay(id.Family.NFT(), outcome)

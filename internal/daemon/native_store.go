@@ -71,8 +71,8 @@ func (d *Daemon) saveNative(ctx context.Context, st *state) {
 	for _, id := range r.ids() {
 		t := r.tables[id]
 		if t.out != nil {
-			if t.lost() {
-				stored.Gone = append(stored.Gone, id)
+			if t.lost() || len(t.held) > 0 {
+				stored.LeftOut = append(stored.LeftOut, nativestore.LeftOut{ID: id, Handle: t.want.Handle, Finding: t.finding, Held: t.held, HeldFor: t.heldFor})
 			}
 			continue
 		}
@@ -147,10 +147,11 @@ func (d *Daemon) recallNative(ctx context.Context, st *state) {
 		r.tables[g.Table.ID] = t
 		d.hold(st, t, s.Held)
 	}
-	for _, id := range stored.Gone {
-		if r.tables[id] == nil && d.cfg.Native.Protects(id) {
-			r.tables[id] = &nativeTable{want: &native.Table{ID: id}, out: &nativeLeftOut{}, wrote: now, missed: true,
-				finding: native.Finding{Verdict: native.TableDeleted, Why: "it was deleted before canaryd was restarted; " + errOwnerOnly.Error()}}
+	for _, s := range stored.LeftOut {
+		if r.tables[s.ID] == nil && d.cfg.Native.Protects(s.ID) {
+			t := &nativeTable{want: &native.Table{ID: s.ID, Handle: s.Handle}, out: &nativeLeftOut{probe: now}, wrote: now, missed: true, finding: s.Finding, heldFor: s.HeldFor}
+			r.tables[s.ID] = t
+			d.hold(st, t, s.Held)
 		}
 	}
 	r.disk.kept = d.cfg.Native.Store.List()

@@ -122,7 +122,7 @@ func LogBack(log klog.Logger, tables string, r api.Flush, asked bool, attempts i
 		what = "The drill's canary is back and proved"
 	case r.Outcome == reload.Partial:
 		log = severity.Errors(log)
-		what = "The rules are back, but canaryd had to leave out some"
+		what = "The rules are back, but some had to be left out, or are not proved"
 	case r.Outcome == reload.Skipped:
 		what = "The rules are back: their owner wrote them"
 	case asked:

@@ -6,9 +6,9 @@
 // the kernel with the folder, and [Store.RestoreStored] or [Store.RestoreGeneration] to write.
 // [Store.List] and [Store.Show] are for people.
 //
-// Callers distinguish [ErrNotProtected], [ErrOwnersNewer], [ErrNotInForce], [ErrOwnerWrote],
-// [ErrDevicesLeft], [ErrTooLarge] and [ErrNoNFTables]. Load returns the readable tables together
-// with its error. A Store is for one goroutine; only Show may be called by any.
+// Callers distinguish [ErrNotProtected], [ErrOwnersNewer], [ErrNotInForce], [ErrNotProved],
+// [ErrOwnerWrote], [ErrDevicesLeft], [ErrTooLarge] and [ErrNoNFTables]. Load returns the readable
+// tables together with its error. A Store is for one goroutine; only Show may be called by any.
 package nativestore
 
 import (
@@ -59,6 +59,17 @@ type Store struct {
 	headers  map[string]Header                 // by ID
 }
 
+// A LeftOut is all that the index has of a table that was too large to keep. After a restart the
+// node stays unhealthy because of it.
+type LeftOut struct {
+	ID      tableid.TableID `json:"id"`
+	Handle  uint64          `json:"handle,omitempty"`
+	Finding native.Finding  `json:"finding"`
+	// Held and HeldFor are those of a Row.
+	Held    []native.Held `json:"held,omitempty"`
+	HeldFor string        `json:"heldFor,omitempty"`
+}
+
 // Stored is the content of the index.
 type Stored struct {
 	Format   int      `json:"format"`
@@ -66,8 +77,8 @@ type Stored struct {
 	// Confirmed is how long the machine had been up when all tables were last known to be in force.
 	Confirmed time.Duration `json:"confirmed"`
 	Tables    []Row         `json:"tables"`
-	// Gone are lost tables that were too large to keep: the node stays unhealthy after a restart.
-	Gone []tableid.TableID `json:"gone,omitempty"`
+	// LeftOut are tables that were too large to keep, and are lost or have parts in quarantine.
+	LeftOut []LeftOut `json:"leftOut,omitempty"`
 
 	foreign string          // why it does not apply here, so that Tables is empty; "" if it does
 	Unread  []reload.Unread `json:"-"` // unreadable files, perhaps of this boot

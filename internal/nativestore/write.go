@@ -39,6 +39,10 @@ func Lost(v native.Verdict) bool {
 // content.
 var ErrNotInForce = errors.New("after the write a read does not show the tables as they ought to be")
 
+// ErrNotProved means that the kernel took a write, and that no read shows its effect: the table is
+// left out.
+var ErrNotProved = errors.New("it was written and is not proved: it is too large to be read (--max-rules)")
+
 // ErrOwnerWrote means that another process wrote between the write and the read after it.
 // kube-proxy at 10 changes a second did so after one replay in ten (test/kubeproxy).
 var ErrOwnerWrote = errors.New("another process wrote after the write")
@@ -118,7 +122,7 @@ func writeAndProve(kernel Kernel, genid uint32, repairs []native.Repair) (w Writ
 		if id := repair.Want.ID; !repair.Repaired(w.Proof.Tables[id], len(w.left) > 0) {
 			why := ErrNotInForce
 			if _, left := w.Proof.LeftOut[id]; left {
-				why = ErrTooLarge
+				why = ErrNotProved
 			} else if w.Proof.Genid != nft.Following(genid) {
 				why = ErrOwnerWrote
 			}

@@ -78,8 +78,11 @@ func (v pageView) natives() any {
 func guardedTables(tables []api.NativeTable) *html.Node {
 	var rows list
 	for _, t := range tables {
-		rows = append(rows, el("tr", nil, rowHead(api.TableCell(t.Table)), el("td", nil, cellOf(t.Verdict).element()),
-			el("td", nil, countText(t.Chains)), el("td", nil, countText(t.Rules)), el("td", nil, countText(t.Elements))))
+		cells := list{rowHead(api.TableCell(t.Table)), el("td", nil, cellOf(t.Verdict).element())}
+		for _, n := range t.CountCells(countText) {
+			cells = append(cells, el("td", nil, n))
+		}
+		rows = append(rows, el("tr", nil, cells))
 		if t.Why != "" {
 			rows = append(rows, el("tr", nil, el("td", attrs{{"colspan", "5"}, {"class", "off"}}, t.Why)))
 		}

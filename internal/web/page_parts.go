@@ -84,7 +84,7 @@ func nativeWarnings(s api.Status) []pageWarning {
 			quarantined.Chains = append(quarantined.Chains, api.TableCell(t.Table))
 		}
 		switch {
-		case t.LeftOut:
+		case t.LeftOut && t.Verdict.Loss():
 			gone.Chains = append(gone.Chains, api.TableCell(t.Table))
 		case t.Awaiting:
 			awaiting.Chains = append(awaiting.Chains, api.TableCell(t.Table))

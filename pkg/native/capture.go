@@ -66,7 +66,7 @@ func capture(conn *nft.Conn, wanted func(nft.Table) bool, k knowledge) (*Ruleset
 		return nil, err
 	}
 	r := &Ruleset{Genid: genid, At: time.Now(), Tables: map[tableid.TableID]*Table{}, uses: map[tableid.TableID][]uint32{},
-		known: map[tableid.TableID]knownTable{}}
+		known: map[tableid.TableID]knownTable{}, Fleeting: map[tableid.TableID]bool{}}
 	var ids []tableid.TableID
 	// The weights are those of tables that exist and are not read now, or that are left out.
 	weights, left := map[tableid.TableID]nft.Weight{}, k.budget.Left()
@@ -85,13 +85,18 @@ func capture(conn *nft.Conn, wanted func(nft.Table) bool, k knowledge) (*Ruleset
 	k.budget.Choose(weights)
 	dropped := map[tableid.TableID]nft.Weight{}
 	for i := 0; i < len(ids) && err == nil; i++ {
+		var t *Table
 		var w nft.Weight
 		f := k.of(genid, ids[i])
 		if f != nil && k.whole {
-			t, digest := f.value()
+			var digest Digest
+			t, digest = f.value()
 			r.Tables[t.ID], r.known[t.ID], w = t, knownTable{digest, f.at}, f.weight
-		} else if w, err = readTable(conn, r, ids[i], f, k.budget.mostOf(ids[i])); errors.Is(err, nft.ErrEnough) {
+		} else if t, w, err = readTable(conn, r, ids[i], f, k.budget.mostOf(ids[i])); errors.Is(err, nft.ErrEnough) {
 			err = nil
+		}
+		if t != nil && t.Fleeting() {
+			r.Fleeting[ids[i]] = true
 		}
 		for id, w := range k.budget.take(ids[i], w) {
 			delete(r.Tables, id)
@@ -125,8 +130,8 @@ type reader struct {
 // readTable reads one table into r, for capture. f is the table as the follower has it at r's
 // genid, whose sealed sets need no read; nil: it is not followed. The error is
 // nft.ErrInterrupted if the table was deleted, or changed its rules, during the read, and
-// nft.ErrEnough if its weight is above most. w is then the weight of the read part.
-func readTable(conn *nft.Conn, r *Ruleset, id tableid.TableID, f *followed, most int) (w nft.Weight, err error) {
+// nft.ErrEnough if its weight is above most. t is then the part that was read, and w its weight.
+func readTable(conn *nft.Conn, r *Ruleset, id tableid.TableID, f *followed, most int) (t *Table, w nft.Weight, err error) {
 	rd := reader{conn: conn, chains: map[string]int{}, followed: f, scale: scale{most: most}}
 	found, err := conn.Object(nft.Tables, id.Family, []nft.StringAttr{{Kind: unix.NFTA_TABLE_NAME, Value: id.Name}},
 		func(attrs []byte) (err error) {
@@ -142,10 +147,10 @@ func readTable(conn *nft.Conn, r *Ruleset, id tableid.TableID, f *followed, most
 		}
 	}
 	if err != nil {
-		return rd.scale.Weight, fmt.Errorf("reading table %s: %w", id, err)
+		return rd.t, rd.scale.Weight, fmt.Errorf("reading table %s: %w", id, err)
 	}
 	r.Tables[id], r.uses[id] = rd.t, rd.uses
-	return rd.t.weight(), nil
+	return rd.t, rd.t.weight(), nil
 }
 
 // each calls f for each object of a kind in the table: d is the decoded object, attrs its

@@ -55,6 +55,12 @@ func (d *Deed) MayTake() bool {
 	return d.Deleted || d.WitnessLost || d.Made != 0 || took && d.New == 0
 }
 
+// MayRemove reports whether the commit may have removed a part like one in quarantine, if the table
+// had it.
+func (d *Deed) MayRemove(h Held) bool {
+	return d.Deleted || d.Rules[h.Name]+d.Elements[h.Name]+d.Chains[h.Name] > 0 || d.Lost > 0 && h.Kind != nft.Rules
+}
+
 // flush reports whether the commit deleted more than one owner's tables.
 func (d *Deed) flush() bool { return d.WitnessLost || d.With != "" }
 

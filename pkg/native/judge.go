@@ -53,6 +53,8 @@ type Evidence struct {
 	Habits      owners.Habits
 	// Unread: the table was too large to be read, so Was has no content. There is no remedy.
 	Unread bool
+	// Used is that of the Probe which has Now; nil: Now is the whole table.
+	Used map[string]bool
 }
 
 // A Finding is a verdict and its evidence.
@@ -67,7 +69,7 @@ type Finding struct {
 // owner has the last word. A change that may be its own is no loss, unless the table exists
 // without the parts that carry traffic into it.
 func Judge(e Evidence) Finding {
-	f := Finding{Verdict: Changed, Why: "its owner changed it", Changes: Diff(e.Was, e.Now)}
+	f := Finding{Verdict: Changed, Why: e.by("changed it"), Changes: Diff(e.Was, e.Now)}
 	switch {
 	case e.Now == nil:
 		e.judgeGone(&f)
@@ -88,19 +90,20 @@ func Judge(e Evidence) Finding {
 	return f
 }
 
-// judgeUnread judges a table that was too large, and is not any more. It has lost a part if
-// a commit of another process than its owner only took something, and none wrote since.
-func (e *Evidence) judgeUnread(f *Finding) {
-	f.Why = "it is small enough to be guarded"
-	for _, d := range e.Deeds {
-		is, certain := e.foreign(d)
-		switch {
-		case d.New > 0:
-			f.Verdict, f.Why = Changed, "its owner changed it"
-		case is && certain && len(d.Rules)+len(d.Elements)+d.Lost > 0:
-			f.Verdict, f.Why = Emptied, "a process that is not its owner took parts of it"
+// by says in words who made the last commit.
+func (e *Evidence) by(did string) string {
+	who := "a process that may be its owner"
+	if n := len(e.Deeds); n > 0 {
+		switch e.Deeds[n-1].By {
+		case Owner:
+			who = "its owner"
+		case LikelyOwner:
+			who = "likely its owner"
+		case NotOwner:
+			who = "a process that is not its owner"
 		}
 	}
+	return who + " " + did
 }
 
 // judgeGone judges a table that does not exist, and writes the result to f. It is a loss if
@@ -133,7 +136,7 @@ func (e *Evidence) judgeGone(f *Finding) {
 // result to f. A flusher's table is replaced. An owner's is refilled if it lacks a base chain
 // after a flush.
 func (e *Evidence) judgeMade(f *Finding) {
-	f.Why = "its owner made it again"
+	f.Why = e.by("made it again")
 	flushed := e.WitnessLost && e.Missed
 	for _, d := range e.Deeds {
 		if d.Deleted {
@@ -144,7 +147,7 @@ func (e *Evidence) judgeMade(f *Finding) {
 		case d.By == NotOwner, d.Deleted && d.flush():
 			f.Verdict, f.Remedy, f.Why = Replaced, ByReplace, "a flusher made it again, from a file"
 		default:
-			f.Verdict, f.Remedy, f.Why = Changed, NoRemedy, "its owner made it again"
+			f.Verdict, f.Remedy, f.Why = Changed, NoRemedy, e.by("made it again")
 		}
 	}
 	// An owner that does not notice the flush writes only its next change.
@@ -185,8 +188,8 @@ func lossIf(is bool) loss {
 
 // judgeParts judges a table that exists and has changed, by each change in f, and writes the
 // result to f. One lost part is enough for a refill; a doubtful part waits for a decision
-// (Finding.Open).
-func (e *Evidence) judgeParts(f *Finding) {
+// (Finding.Open). It returns the lost parts.
+func (e *Evidence) judgeParts(f *Finding) (lost []Change) {
 	chains := sync.OnceValue(e.Was.chainsByName)
 	named := sync.OnceValue(func() referred { return e.Now.refersTo() }) // it reads each rule
 	for _, c := range f.Changes {
@@ -195,7 +198,7 @@ func (e *Evidence) judgeParts(f *Finding) {
 		case c.Kind == nft.Chains && (c.Empty || c.Gone) && c.Lost > 0:
 			was := chains()[c.Name]
 			// An owner empties a chain before deleting it; then nothing leads there any more.
-			if was.Base || named().chains[c.Name] {
+			if was.Base || e.Used[c.Name] || e.Used == nil && named().chains[c.Name] {
 				is, why = e.tookChain(was, c.Gone), "a commit took the rules of chain "+c.Name+" and wrote nothing"
 			}
 		case c.Kind == nft.Sets && c.Empty:
@@ -210,7 +213,11 @@ func (e *Evidence) judgeParts(f *Finding) {
 		case is == openLoss && f.Verdict != Emptied:
 			f.Verdict, f.Why = Emptied, c.String()+"; canaryd did not hear of the commit, which may have been its owner's"
 		}
+		if is != noLoss {
+			lost = append(lost, c)
+		}
 	}
+	return lost
 }
 
 // Open reports whether a part of the table is lost that its owner may have taken. It waits for a
@@ -351,6 +358,9 @@ func (e *Evidence) foreign(d *Deed) (is, certain bool) {
 // Docker may then remove them itself, so tookChain finds no loss.
 func (e *Evidence) unprotected(was *Chain) bool {
 	but := e.Habits.But(was.Name)
+	if e.Unread { // the rules that it had are not known
+		return but != ""
+	}
 	return but != "" && slices.ContainsFunc(e.Was.Chains, func(c Chain) bool {
 		return slices.ContainsFunc(c.Rules, func(r Rule) bool { return r.comment() == but })
 	})

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -177,6 +178,30 @@ func TestPacketsMakeATableTooLarge(t *testing.T) {
 	})
 }
 
+// TestElementsOfATableExpire: a table is left out because of elements with timeouts. Follow says
+// that it may fit again without a commit, and takes it up when they have expired.
+func TestElementsOfATableExpire(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "nft")
+		nstest.CommandInput(t, withSet("lasting")+"add table inet brief\nadd set inet brief addresses { type ipv4_addr; timeout 2s; }\n"+
+			addresses("lasting", 0, 5000)+addresses("brief", 0, 5000), "nft", "-f", "-")
+		k := openLimited(t, 100)
+		testkit.Until(t, "the table is taken up", func() error {
+			r, err := k.Follow(everything)
+			brief, lasting := tableid.Inet.Table("brief"), tableid.Inet.Table("lasting")
+			switch {
+			case err != nil:
+				return err
+			case !r.Fleeting[brief] || r.Fleeting[lasting]:
+				t.Fatalf("packets or time change %v", r.Fleeting)
+			case r.Tables[brief] == nil:
+				return fmt.Errorf("left out are %v", r.LeftOut)
+			}
+			return nil
+		})
+	})
+}
+
 // TestManyChainsAreTooMuch: a table is too large by chains without rules, and by long rules.
 func TestManyChainsAreTooMuch(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
@@ -210,42 +235,4 @@ func TestABrokenOffDump(t *testing.T) {
 			t.Errorf("%d tables", n)
 		}
 	})
-}
-
-// TestJudgeOfATableThatWasTooLarge: canaryd knows only its name and handle, and its deeds. It
-// reports a flush of the table, and has no remedy.
-func TestJudgeOfATableThatWasTooLarge(t *testing.T) {
-	id := tableid.Inet.Table("large")
-	table := func(handle uint64) *native.Table {
-		return &native.Table{ID: id, Handle: handle, Chains: []native.Chain{{Name: "c"}}}
-	}
-	took := func(by native.Committer) *native.Deed {
-		return &native.Deed{By: by, Elements: map[string]int{"addresses": 9}}
-	}
-	for _, test := range []struct {
-		name string
-		now  *native.Table
-		deed *native.Deed
-		want native.Verdict
-	}{
-		{"the ruleset was flushed", nil, &native.Deed{Deleted: true, WitnessLost: true}, native.TableDeleted},
-		{"a unit of another owner deleted it", nil, &native.Deed{Deleted: true, By: native.NotOwner}, native.TableDeleted},
-		{"it was deleted alone", nil, &native.Deed{Deleted: true}, native.Unattributed},
-		{"its owner deleted it", nil, &native.Deed{Deleted: true, By: native.Owner}, native.Changed},
-		{"a flusher made it again", table(2), &native.Deed{Deleted: true, Made: 2, WitnessLost: true}, native.Replaced},
-		{"its owner made it again", table(2), &native.Deed{Deleted: true, Made: 2, By: native.Owner}, native.Changed},
-		{"another process emptied it", table(1), took(native.NotOwner), native.Emptied},
-		{"its owner emptied it", table(1), took(native.Owner), native.Changed},
-		{"an unknown process emptied it", table(1), took(native.UnknownCommitter), native.Changed},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			f := native.Judge(native.Evidence{Was: &native.Table{ID: id, Handle: 1}, Now: test.now, Deeds: []*native.Deed{test.deed}, Unread: true})
-			if f.Verdict != test.want || f.Remedy != native.NoRemedy {
-				t.Errorf("%+v, want %s without a remedy", f, test.want)
-			}
-			if lost := test.want != native.Changed; lost != strings.Contains(f.Why, "cannot put it back") {
-				t.Errorf("it says %q", f.Why)
-			}
-		})
-	}
 }

@@ -43,17 +43,13 @@ type outOf struct {
 	touched bool // notifications arrived since
 }
 
-// countEvery is the shortest interval between two counts of the rules of a chain
-// that is left out and changes. countShare keeps counting to a fiftieth of the
-// time. For every 32 KiB the kernel searches its place from the chain's
-// beginning: 240,000 rules take seconds.
-const (
-	countEvery = time.Minute
-	countShare = 50
-)
+// CountAgainAfter returns the wait after a count that took so long, until a chain or native table
+// that is left out and changes is counted again. Counts take at most 2 % of the time. For every 32
+// KiB the kernel searches its place from the chain's beginning: 240,000 rules take seconds.
+func CountAgainAfter(took time.Duration) time.Duration { return max(time.Minute, 49*took) }
 
 func (o *outOf) due(now time.Time) bool {
-	return now.Sub(o.counted) >= max(countEvery, countShare*o.took)
+	return now.Sub(o.counted) >= CountAgainAfter(o.took)
 }
 
 // trim leaves chains out until the others fit, and has chains read again that fit by now.
