@@ -37,16 +37,13 @@ func (p Protection) ExtractWith(t *Table, mark func(Rule) bool, missing []Rule) 
 	if t == nil {
 		return s
 	}
-	for i := range t.Chains {
-		c := &t.Chains[i]
-		switch {
-		case Builtin(t.Name, c.Name):
+	s.Chains = p.chains(t)
+	for _, name := range builtin[t.Name] {
+		if c := t.Chain(name); c != nil {
 			if s.Policies == nil {
 				s.Policies = map[string]string{}
 			}
-			s.Policies[c.Name] = c.Policy
-		case p.Chain(c.Name) && isChainName(c.Name): // the kernel takes names that iptables-restore cannot read
-			s.Chains = append(s.Chains, Chain{Name: c.Name, Rules: c.Rules})
+			s.Policies[name] = c.Policy
 		}
 	}
 	for _, name := range builtin[t.Name] {
@@ -67,6 +64,30 @@ func (p Protection) ExtractWith(t *Table, mark func(Rule) bool, missing []Rule) 
 	}
 	p.follow(t, &s, missing)
 	return s
+}
+
+// chains returns the protected chains of a table, for ExtractWith. Mostly they are neighbours in
+// the table. Then the section shares the table's memory, 0.9 MB at 5,000 services.
+func (p Protection) chains(t *Table) []Chain {
+	guarded := func(c Chain) bool {
+		// The kernel accepts names that iptables-restore cannot read.
+		return !Builtin(t.Name, c.Name) && p.Chain(c.Name) && isChainName(c.Name)
+	}
+	first := slices.IndexFunc(t.Chains, guarded)
+	if first < 0 {
+		return nil
+	}
+	end := len(t.Chains)
+	if n := slices.IndexFunc(t.Chains[first:], func(c Chain) bool { return !guarded(c) }); n >= 0 {
+		end = first + n
+	}
+	found := t.Chains[first:end:end]
+	for _, c := range t.Chains[end:] {
+		if guarded(c) {
+			found = append(found, c) // the first one copies
+		}
+	}
+	return found
 }
 
 // jumps returns the jumps in built-in chain c with their anchors, for ExtractWith. alone
