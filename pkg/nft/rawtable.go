@@ -18,6 +18,7 @@ type RawTable struct {
 
 // A RawChain is one chain of a RawTable.
 type RawChain struct {
+	Name string // the same text as its key in Chains
 	Base *Chain // nil for a chain without a hook
 	// Version changes whenever the chain's rules may have changed; 0: unknown.
 	Version uint64
@@ -37,7 +38,7 @@ func (f *FamilyMirror) RawTable(table string, genid uint32, rule func(id RuleID,
 	}
 	raw := RawTable{ID: f.cfg.Family.Table(table), Genid: genid, Chains: make(map[string]RawChain, len(t.chains))}
 	for name, c := range t.chains {
-		shown := RawChain{Base: c.Base, Version: c.version, LeftOut: c.out != nil, Rules: func(yield func(Rule) bool) {
+		shown := RawChain{Name: name, Base: c.Base, Version: c.version, LeftOut: c.out != nil, Rules: func(yield func(Rule) bool) {
 			var r Rule
 			for _, id := range c.IDs {
 				if r = rule(id, r.Expressions[:0]); !yield(r) {
@@ -84,10 +85,11 @@ func (c *Conn) rawTable(id tableid.TableID) (RawTable, bool, error) {
 			return nil
 		}
 		used[chain.Name] += chain.Use
-		raw.Chains[chain.Name] = RawChain{}
+		of := RawChain{Name: chain.Name}
 		if chain.Base {
-			raw.Chains[chain.Name] = RawChain{Base: &chain}
+			of.Base = &chain
 		}
+		raw.Chains[chain.Name] = of
 		return nil
 	})
 	held := map[string][]Rule{}

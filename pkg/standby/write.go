@@ -59,7 +59,7 @@ func (w *writer) find() error {
 		if w.same(name, c) {
 			continue
 		}
-		if c.rules == nil && len(c.digests) > 0 {
+		if w.next.rules[name] == nil && len(c.digests) > 0 {
 			return fmt.Errorf("%w: chain %s", ErrOutdated, name)
 		}
 		w.changed = append(w.changed, name)
@@ -153,7 +153,7 @@ func (w *writer) chain(name string, c *chain) error {
 	if was != nil {
 		emptyChain(w.b, w.t, name)
 	}
-	for _, r := range c.rules {
+	for _, r := range w.next.rules[name] {
 		w.rule(name, r, 0)
 		if w.first {
 			if err := w.cut(); err != nil {
@@ -211,7 +211,7 @@ func (w *writer) hooks() error {
 // body appends the copied rules to a base chain. gated calls it behind the gate. Without gates
 // that opens the hook, so only open and a change of an open hook call it.
 func (w *writer) body(h *hook) {
-	for _, r := range h.body.rules {
+	for _, r := range h.rules {
 		w.rule(h.name, r, 0)
 	}
 }
