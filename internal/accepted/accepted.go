@@ -74,18 +74,18 @@ func (a *List) Learn(id rules.TableID, before, after rules.Section, read culprit
 // Add plans the report of a removal.
 func (a *List) Add(x Removal, now time.Time) { a.fresh, a.At = append(a.fresh, x), now }
 
-// chainsByName returns a section's chains by their name.
-func chainsByName(s rules.Section) map[string]rules.Chain {
-	by := make(map[string]rules.Chain, len(s.Chains))
+// chainsByName returns the rules of a section's chains by the chains' names.
+func chainsByName(s rules.Section) map[string][]rules.Rule {
+	by := make(map[string][]rules.Rule, len(s.Chains))
 	for _, c := range s.Chains {
-		by[c.Name] = c
+		by[c.Name] = c.Rules
 	}
 	return by
 }
 
 // allGone reports whether each rule of a chain led to a chain that is gone now. An emptied
 // chain then is part of the owner's cleaning. before and left are the chains before and after.
-func allGone(c rules.Chain, before, left map[string]rules.Chain) bool {
+func allGone(c rules.Chain, before, left map[string][]rules.Rule) bool {
 	return !slices.ContainsFunc(c.Rules, func(r rules.Rule) bool {
 		_, stood := before[r.Target]
 		_, stands := left[r.Target]

@@ -68,7 +68,8 @@ func (s *shrinking) take(before, after rules.Section, now time.Time) []Removal {
 	}
 	var list []Removal
 	for _, c := range before.Chains {
-		now, stands := left[c.Name]
+		standing, stands := left[c.Name]
+		now := rules.Chain{Rules: standing}
 		step := len(c.Rules) - len(now.Rules)
 		gone := max(s.chains[c.Name], step)
 		switch {
@@ -84,7 +85,7 @@ func (s *shrinking) take(before, after rules.Section, now time.Time) []Removal {
 			Finding: canary.Finding{Emptied: []string{c.Name}}})
 	}
 	for i, h := range before.Jumps {
-		if !h.Named && (len(left[h.Into()].Rules) == 0 || jumpsTo(after, h.Into())) || rules.Copies(after.Jumps, h) > rules.Copies(before.Jumps[:i], h) {
+		if !h.Named && (len(left[h.Into()]) == 0 || jumpsTo(after, h.Into())) || rules.Copies(after.Jumps, h) > rules.Copies(before.Jumps[:i], h) {
 			continue // its chain is gone too, or its owner rewrote it, or it exists
 		}
 		list = append(list, Removal{Accepted: api.Accepted{Chain: h.Chain, Rule: h.Rule.Label(), Rules: 1},
@@ -95,7 +96,7 @@ func (s *shrinking) take(before, after rules.Section, now time.Time) []Removal {
 
 // add counts the rules that each chain has lost or gained between before and after. A chain
 // whose gains make up for its losses is forgotten.
-func (s *shrinking) add(before, after map[string]rules.Chain, now time.Time) {
+func (s *shrinking) add(before, after map[string][]rules.Rule, now time.Time) {
 	count := func(name string, gone int) {
 		known := s.chains[name]
 		switch {
@@ -112,14 +113,15 @@ func (s *shrinking) add(before, after map[string]rules.Chain, now time.Time) {
 			s.last = now
 		}
 	}
-	for name, c := range before {
-		if now := after[name]; !c.LeftOut() && !now.LeftOut() {
-			count(name, len(c.Rules)-len(now.Rules))
+	leftOut := func(list []rules.Rule) bool { return len(list) == 1 && list[0].LeftOut() }
+	for name, was := range before {
+		if now := after[name]; !leftOut(was) && !leftOut(now) {
+			count(name, len(was)-len(now))
 		}
 	}
-	for name, c := range after {
-		if _, stood := before[name]; !stood && !c.LeftOut() {
-			count(name, -len(c.Rules))
+	for name, now := range after {
+		if _, stood := before[name]; !stood && !leftOut(now) {
+			count(name, -len(now))
 		}
 	}
 }

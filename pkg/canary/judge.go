@@ -431,11 +431,20 @@ func sameContent(want, seen rules.Section) bool {
 	if len(want.Chains) != len(seen.Chains) || len(want.Jumps) != len(seen.Jumps) {
 		return false
 	}
-	at := make(map[string][]rules.Rule, len(seen.Chains))
-	for _, c := range seen.Chains {
-		at[c.Name] = c.Rules
-	}
-	for _, c := range want.Chains {
+	var at map[string][]rules.Rule // made for chains in another order
+	for i, c := range want.Chains {
+		if seen.Chains[i].Name == c.Name {
+			if !rules.EqualRules(c.Rules, seen.Chains[i].Rules) {
+				return false
+			}
+			continue
+		}
+		if at == nil {
+			at = make(map[string][]rules.Rule, len(seen.Chains))
+			for _, c := range seen.Chains {
+				at[c.Name] = c.Rules
+			}
+		}
 		if rs, ok := at[c.Name]; !ok || !rules.EqualRules(c.Rules, rs) {
 			return false
 		}

@@ -277,7 +277,8 @@ func (t *mirrorTable) see(raw Chain) (reshaped bool) {
 	reshaped = reshaped || raw.Base || c.Base != nil
 	c.Handle, c.Base = raw.Handle, nil
 	if raw.Base {
-		c.Base = &raw
+		base := raw // most chains are none, and need no copy
+		c.Base = &base
 	}
 	return reshaped
 }

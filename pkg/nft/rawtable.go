@@ -24,7 +24,8 @@ type RawChain struct {
 	Version uint64
 	// LeftOut: the rules are too many to be kept, so Rules is empty.
 	LeftOut bool
-	// Rules are the rules in order. A rule's bytes are valid until the next rule.
+	// Rules are the rules in order. A rule's bytes are valid until the next rule of
+	// the table.
 	Rules iter.Seq[Rule]
 }
 
@@ -37,11 +38,12 @@ func (f *FamilyMirror) RawTable(table string, genid uint32, rule func(id RuleID,
 		return RawTable{}, false
 	}
 	raw := RawTable{ID: f.cfg.Family.Table(table), Genid: genid, Chains: make(map[string]RawChain, len(t.chains))}
+	var room []byte // of all chains
 	for name, c := range t.chains {
 		shown := RawChain{Name: name, Base: c.Base, Version: c.version, LeftOut: c.out != nil, Rules: func(yield func(Rule) bool) {
-			var r Rule
 			for _, id := range c.IDs {
-				if r = rule(id, r.Expressions[:0]); !yield(r) {
+				r := rule(id, room)
+				if room = r.Expressions; !yield(r) {
 					return
 				}
 			}

@@ -70,7 +70,7 @@ func portmaps(chain string) bool {
 
 // chainsOf returns the section's chains of CNI plugins with their rules, for Lacking.
 func chainsOf(s rules.Section) map[string][]rules.Rule {
-	held := make(map[string][]rules.Rule, len(s.Chains))
+	held := map[string][]rules.Rule{}
 	for _, c := range s.Chains {
 		if isCNIChain(c.Name) {
 			held[c.Name] = c.Rules

@@ -26,7 +26,7 @@ var seed = maphash.MakeSeed()
 // ErrUnavailable: the table cannot be copied. Chains to which protected rules of base chains
 // lead are copied, each as a whole or not at all: see Copy.LeftOut.
 func Translate(src Source, before *Copy) (*Copy, error) {
-	t := &translator{src: src, before: before, out: &Copy{ID: src.ID, chains: map[string]*chain{}, rules: map[string][]rule{}, hooks: map[Hook]*hook{}}}
+	t := &translator{src: src, before: before, out: &Copy{ID: src.ID, chains: map[string]*chain{}, rules: map[string][]rule{}, hooks: map[Hook]*hook{}}, reader: reader{family: src.ID.Family}}
 	if before == nil || before.ID != src.ID {
 		t.before = &Copy{}
 	}
@@ -88,9 +88,11 @@ func (t *translator) vital() error {
 }
 
 type translator struct {
-	src    Source
-	before *Copy
-	out    *Copy
+	src      Source
+	before   *Copy
+	out      *Copy
+	reader   reader
+	readings []reading // of a chain; the next one reuses the memory
 }
 
 // hook copies a base chain of nat, if it has a protected rule; Translate calls it for each. It
@@ -254,9 +256,9 @@ func (t *translator) chain(name string) *chain {
 		return was
 	}
 	c := &chain{version: src.Version}
-	var all []reading
+	all := t.readings[:0]
 	for raw := range src.Rules {
-		read, err := readRule(t.src.ID.Family, raw)
+		read, err := t.reader.read(raw)
 		if err == nil && read.to != "" {
 			read.to, err = t.leads(read.to)
 		}
@@ -265,6 +267,7 @@ func (t *translator) chain(name string) *chain {
 		}
 		all = append(all, read)
 	}
+	t.readings = all
 	settle(all)
 	rules := make([]rule, 0, len(all))
 	for _, read := range all {
