@@ -66,9 +66,7 @@ func (s *RuleStore) Rule(id RuleID, room []byte) Rule {
 			key = key[n:]
 			r.Expressions = append(r.Expressions, s.atoms.Text(uint32(number))...)
 		}
-		at := len(r.Expressions)
-		r.Expressions = slices.Grow(r.Expressions, end-at)[:end]
-		clear(r.Expressions[at:])
+		r.Expressions = append(r.Expressions, make([]byte, end-len(r.Expressions))...)
 	}
 	return r
 }

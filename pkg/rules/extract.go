@@ -69,22 +69,20 @@ func (p Protection) ExtractWith(t *Table, mark func(Rule) bool, missing []Rule) 
 // chains returns the protected chains of a table, for ExtractWith. Mostly they are neighbours in
 // the table. Then the section shares the table's memory, 0.9 MB at 5,000 services.
 func (p Protection) chains(t *Table) []Chain {
-	guarded := func(c Chain) bool {
-		// The kernel accepts names that iptables-restore cannot read.
-		return !Builtin(t.Name, c.Name) && p.Chain(c.Name) && isChainName(c.Name)
-	}
-	first := slices.IndexFunc(t.Chains, guarded)
-	if first < 0 {
-		return nil
-	}
-	end := len(t.Chains)
-	if n := slices.IndexFunc(t.Chains[first:], func(c Chain) bool { return !guarded(c) }); n >= 0 {
-		end = first + n
-	}
-	found := t.Chains[first:end:end]
-	for _, c := range t.Chains[end:] {
-		if guarded(c) {
-			found = append(found, c) // the first one copies
+	var found []Chain
+	first := 0
+	for i := range t.Chains {
+		c := &t.Chains[i]
+		if Builtin(t.Name, c.Name) || !p.Chain(c.Name) || !isChainName(c.Name) { // the kernel takes names that iptables-restore cannot read
+			continue
+		}
+		if found == nil {
+			first = i
+		}
+		if i-first == len(found) {
+			found = t.Chains[first : i+1 : i+1]
+		} else {
+			found = append(found, *c) // the first one copies
 		}
 	}
 	return found

@@ -157,8 +157,9 @@ func (t *translator) others(h *hook, raw nft.Rule) error {
 		}
 	}
 	h.rules = h.body.add(h.rules, read)
-	maps.Copy(t.out.chains, chains)
-	maps.Copy(t.out.rules, rules)
+	for name, c := range chains {
+		t.out.chains[name], t.out.rules[name] = c, rules[name]
+	}
 	return nil
 }
 
