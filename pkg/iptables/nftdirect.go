@@ -190,7 +190,9 @@ func (p *tablePlan) step(c *chainPlan, step *Step) error {
 		if at > len(c.rules) {
 			return fmt.Errorf("no place %d among %d rules", step.Index, len(c.rules))
 		}
-		c.rules = slices.Insert(c.rules, at, slot{rule: &step.Rule})
+		c.rules = append(c.rules, slot{}) // slices.Insert takes 2 KB in the program
+		copy(c.rules[at+1:], c.rules[at:])
+		c.rules[at] = slot{rule: &step.Rule}
 	case Delete:
 		return p.remove(c, step)
 	case Flush:

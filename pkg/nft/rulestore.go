@@ -50,6 +50,7 @@ func (s *RuleStore) Intern(r Rule) (RuleID, error) {
 func (s *RuleStore) Rule(id RuleID, room []byte) Rule {
 	key := s.keys.Text(uint32(id))
 	r := Rule{Expressions: room[:0]}
+	missing := 0 // bytes of the element whose beginning was the last atom
 	for len(key) > 0 {
 		number, n := binary.Uvarint(key)
 		key = key[n:]
@@ -58,15 +59,17 @@ func (s *RuleStore) Rule(id RuleID, room []byte) Rule {
 			break
 		}
 		atom := s.atoms.Text(uint32(number))
-		size := int(binary.NativeEndian.Uint16(atom))
-		end := len(r.Expressions) + (size+unix.NLA_ALIGNTO-1)&^(unix.NLA_ALIGNTO-1)
-		r.Expressions = append(r.Expressions, atom...)
-		if size > headSize {
-			number, n := binary.Uvarint(key)
-			key = key[n:]
-			r.Expressions = append(r.Expressions, s.atoms.Text(uint32(number))...)
+		last := missing > 0
+		if !last {
+			size := int(binary.NativeEndian.Uint16(atom))
+			missing, last = (size+unix.NLA_ALIGNTO-1)&^(unix.NLA_ALIGNTO-1), size <= headSize
 		}
-		r.Expressions = append(r.Expressions, make([]byte, end-len(r.Expressions))...)
+		r.Expressions = append(r.Expressions, atom...)
+		missing -= len(atom)
+		if last {
+			r.Expressions = append(r.Expressions, make([]byte, missing)...)
+			missing = 0
+		}
 	}
 	return r
 }

@@ -138,7 +138,7 @@ func sourceOf(chains map[string][]nft.Rule) Source {
 	src := Source{Protects: func(chain string) bool { return strings.HasPrefix(chain, "KUBE-") }}
 	src.ID, src.Chains = tableid.IPv4.Table("nat"), map[string]nft.RawChain{}
 	for name, all := range chains {
-		src.Chains[name] = nft.RawChain{Rules: slices.Values(all)}
+		src.Chains[name] = nft.RawChain{Name: name, Rules: slices.Values(all)}
 	}
 	base := src.Chains["PREROUTING"]
 	if base.Rules == nil {
