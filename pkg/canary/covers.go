@@ -1,6 +1,12 @@
 package canary
 
-import "github.com/canaryd/canaryd/pkg/rules"
+import (
+	"slices"
+	"strings"
+
+	"github.com/canaryd/canaryd/internal/sorting"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
 
 // Covers reports whether an owner has put its rules back after a loss, so that the loss is
 // over. Each jump must be present and lead to a chain with rules. Each chain that no rule leads
@@ -30,4 +36,37 @@ func Covers(want rules.Section, t *rules.Table) bool {
 		}
 	}
 	return true
+}
+
+// sameContent reports whether two sections hold the same chains, rules and jumps. The places of
+// jumps do not count, because canaryd never corrects them.
+func sameContent(want, seen rules.Section) bool {
+	if len(want.Chains) != len(seen.Chains) || len(want.Jumps) != len(seen.Jumps) {
+		return false
+	}
+	var at map[string][]rules.Rule // made for chains in another order
+	for i, c := range want.Chains {
+		if seen.Chains[i].Name == c.Name {
+			if !rules.EqualRules(c.Rules, seen.Chains[i].Rules) {
+				return false
+			}
+			continue
+		}
+		if at == nil {
+			at = make(map[string][]rules.Rule, len(seen.Chains))
+			for _, c := range seen.Chains {
+				at[c.Name] = c.Rules
+			}
+		}
+		if rs, ok := at[c.Name]; !ok || !rules.EqualRules(c.Rules, rs) {
+			return false
+		}
+	}
+	return slices.EqualFunc(sortedJumps(want), sortedJumps(seen), rules.Jump.Same)
+}
+
+func sortedJumps(s rules.Section) []rules.Jump {
+	jumps := slices.Clone(s.Jumps)
+	sorting.Stable(jumps, func(a, b rules.Jump) int { return strings.Compare(a.String(), b.String()) })
+	return jumps
 }
