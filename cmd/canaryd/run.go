@@ -234,13 +234,11 @@ func nodeName() string {
 	return name
 }
 
-// saveMemory lets the heap grow by half between collections, instead of doubling, unless GOGC
-// is set. At 20,000 rules a quiet daemon kept 28 MiB resident on nft and 27 MiB on legacy. Of
-// these, 14 MiB were pages of its program file. While it started it had at most 39 and 40 MiB
-// (make bench-detect).
+// saveMemory lets the heap grow by 35 % between collections, instead of doubling, unless GOGC
+// is set. docs/measured.md (Heals) compares values.
 func saveMemory() {
 	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(50)
+		debug.SetGCPercent(35)
 	}
 }
 

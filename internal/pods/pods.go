@@ -188,12 +188,13 @@ func (w *Watch) Disbelieve(standing rules.Section, finding canary.Finding, since
 // LostPods returns the attachments that lost rules in a table. Flush records name them, and
 // SetReturned notes them after a replay.
 func LostPods(lost reload.Lost) map[protect.Attachment]bool {
-	var was, is rules.Section
+	was, is := rules.Section{Jumps: lost.Jumps}, rules.Section{}
 	for _, c := range lost.Chains {
-		was.Chains = append(was.Chains, rules.Chain{Name: c.Name, Rules: c.Was})
-		is.Chains = append(is.Chains, rules.Chain{Name: c.Name, Rules: c.Is})
+		if protect.IsCNIChain(c.Name) {
+			was.Chains = append(was.Chains, rules.Chain{Name: c.Name, Rules: c.Was})
+			is.Chains = append(is.Chains, rules.Chain{Name: c.Name, Rules: c.Is})
+		}
 	}
-	was.Jumps = lost.Jumps
 	all, left := protect.Attachments(was), protect.Attachments(is)
 	maps.DeleteFunc(all, func(a protect.Attachment, _ bool) bool { return left[a] })
 	return all

@@ -2,9 +2,7 @@ package canary
 
 import (
 	"slices"
-	"strings"
 
-	"github.com/canaryd/canaryd/internal/sorting"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -426,25 +424,4 @@ func referenced(t *rules.Table, chain string) bool {
 func onlyReferrer(s rules.Section, from, chain string) bool {
 	return !slices.ContainsFunc(s.Chains, func(c rules.Chain) bool { return c.Name != from && leads(c, chain) }) &&
 		!slices.ContainsFunc(s.Jumps, func(h rules.Jump) bool { return h.Rule.Target == chain })
-}
-
-// sameContent reports whether two sections hold the same chains, rules and jumps. The places of
-// jumps do not count, because canaryd never corrects them.
-func sameContent(want, seen rules.Section) bool {
-	if len(want.Chains) != len(seen.Chains) || len(want.Jumps) != len(seen.Jumps) {
-		return false
-	}
-	for _, c := range rules.ChangedChains(want.Chains, seen.Chains) {
-		if c.Was < 0 || c.Is < 0 || !rules.EqualRules(want.Chains[c.Was].Rules, seen.Chains[c.Is].Rules) {
-			return false
-		}
-	}
-	return slices.EqualFunc(want.Jumps, seen.Jumps, rules.Jump.Same) ||
-		slices.EqualFunc(sortedJumps(want), sortedJumps(seen), rules.Jump.Same)
-}
-
-func sortedJumps(s rules.Section) []rules.Jump {
-	jumps := slices.Clone(s.Jumps)
-	sorting.Stable(jumps, func(a, b rules.Jump) int { return strings.Compare(a.String(), b.String()) })
-	return jumps
 }

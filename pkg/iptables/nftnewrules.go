@@ -100,14 +100,14 @@ func (w *rulesWriter) writeRules(c *chainPlan) error {
 			continue
 		}
 		for _, added := range c.rules[first:i] {
-			if err := w.writeRule(c.name, added.rule, s.handle); err != nil {
+			if err := w.writeRule(c.name, *added.rule, s.handle); err != nil {
 				return err
 			}
 		}
 		first = i + 1
 	}
 	for _, added := range c.rules[first:] {
-		if err := w.writeRule(c.name, added.rule, 0); err != nil {
+		if err := w.writeRule(c.name, *added.rule, 0); err != nil {
 			return err
 		}
 	}

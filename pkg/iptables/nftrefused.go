@@ -54,7 +54,7 @@ func (p *tablePlan) seek(n int) {
 				continue
 			}
 			if n--; n == 0 {
-				p.found = &RefusedRule{p.family.Table(p.table), c.name, c.rules[i].rule}
+				p.found = &RefusedRule{p.family.Table(p.table), c.name, *c.rules[i].rule}
 			}
 		}
 	}

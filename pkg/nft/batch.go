@@ -88,11 +88,11 @@ func (b *Batch) Begin(message uint16, flags netlink.HeaderFlags, family tableid.
 }
 
 // header begins a message with number b.count; Begin and edge call it. gen is the struct
-// nfgenmsg behind the netlink header. A full chunk is followed by a new one.
+// nfgenmsg behind the netlink header. A chunk is full if an ordinary message may not fit. The
+// chunk grows for a longer one.
 func (b *Batch) header(kind netlink.HeaderType, flags netlink.HeaderFlags, gen []byte) {
 	last := len(b.chunks) - 1
-	// The largest attribute is 64 KiB, and no rule has two of that size.
-	if len(b.chunks[last]) > batchChunk-128<<10 {
+	if len(b.chunks[last]) > batchChunk-8<<10 {
 		b.chunks = append(b.chunks, make([]byte, 0, batchChunk))
 		last++
 	}

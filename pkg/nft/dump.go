@@ -27,7 +27,10 @@ func (c *Conn) EachRule(family tableid.Family, table, chain string, f func(RuleM
 		}
 		return f(m)
 	})
-	return Wrap(fmt.Sprintf("reading chain %s of table %s", chain, table), err)
+	if err != nil { // a start reads 16,000 chains, and the text is seldom needed
+		err = Wrap(fmt.Sprintf("reading chain %s of table %s", chain, table), err)
+	}
+	return err
 }
 
 // EachRuleOf is EachRule for all chains of a table, one chain after the other. It

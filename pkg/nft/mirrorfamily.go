@@ -277,7 +277,8 @@ func (t *mirrorTable) see(raw Chain) (reshaped bool) {
 	reshaped = reshaped || raw.Base || c.Base != nil
 	c.Handle, c.Base = raw.Handle, nil
 	if raw.Base {
-		c.Base = &raw
+		base := raw // most chains are none, and need no copy
+		c.Base = &base
 	}
 	return reshaped
 }
@@ -289,20 +290,20 @@ func (f *FamilyMirror) adopt(table string, t, old *mirrorTable) {
 		old = &mirrorTable{}
 	}
 	same := len(old.chains) == len(t.chains)
-	for name, c := range t.chains {
-		was := old.chains[name]
-		if was == nil || was.Handle != c.Handle {
-			same = false
-			f.dirty[Place{table, name}] = false
+	for name, was := range old.chains {
+		c := t.chains[name]
+		if c == nil || was.Handle != c.Handle {
+			f.cfg.Rules.Release(was.IDs, false)
 			continue
 		}
 		same = same && (c.Base == nil) == (was.Base == nil) && (c.Base == nil || *c.Base == *was.Base)
 		was.Base = c.Base
-		t.chains[name] = was
+		t.chains[name] = was // the key is the earlier text, which views hold
 	}
-	for name, was := range old.chains {
-		if t.chains[name] != was {
-			f.cfg.Rules.Release(was.IDs, false)
+	for name, c := range t.chains {
+		if old.chains[name] != c {
+			same = false
+			f.dirty[Place{table, name}] = false
 		}
 	}
 	if !same {

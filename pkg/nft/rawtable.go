@@ -18,12 +18,14 @@ type RawTable struct {
 
 // A RawChain is one chain of a RawTable.
 type RawChain struct {
+	Name string // the same text as its key in Chains
 	Base *Chain // nil for a chain without a hook
 	// Version changes whenever the chain's rules may have changed; 0: unknown.
 	Version uint64
 	// LeftOut: the rules are too many to be kept, so Rules is empty.
 	LeftOut bool
-	// Rules are the rules in order. A rule's bytes are valid until the next rule.
+	// Rules are the rules in order. A rule's bytes are valid until the next rule of
+	// the table.
 	Rules iter.Seq[Rule]
 }
 
@@ -36,11 +38,12 @@ func (f *FamilyMirror) RawTable(table string, genid uint32, rule func(id RuleID,
 		return RawTable{}, false
 	}
 	raw := RawTable{ID: f.cfg.Family.Table(table), Genid: genid, Chains: make(map[string]RawChain, len(t.chains))}
+	var room []byte // of all chains
 	for name, c := range t.chains {
-		shown := RawChain{Base: c.Base, Version: c.version, LeftOut: c.out != nil, Rules: func(yield func(Rule) bool) {
-			var r Rule
+		shown := RawChain{Name: name, Base: c.Base, Version: c.version, LeftOut: c.out != nil, Rules: func(yield func(Rule) bool) {
 			for _, id := range c.IDs {
-				if r = rule(id, r.Expressions[:0]); !yield(r) {
+				r := rule(id, room)
+				if room = r.Expressions; !yield(r) {
 					return
 				}
 			}
@@ -84,10 +87,11 @@ func (c *Conn) rawTable(id tableid.TableID) (RawTable, bool, error) {
 			return nil
 		}
 		used[chain.Name] += chain.Use
-		raw.Chains[chain.Name] = RawChain{}
+		of := RawChain{Name: chain.Name}
 		if chain.Base {
-			raw.Chains[chain.Name] = RawChain{Base: &chain}
+			of.Base = &chain
 		}
+		raw.Chains[chain.Name] = of
 		return nil
 	})
 	held := map[string][]Rule{}

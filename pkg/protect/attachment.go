@@ -52,9 +52,9 @@ func (a Attachment) chains() []string {
 	return []string{"CNI-DN-" + digest[:21], "CNI-SN-" + digest[:21], "CNI-" + digest[:24]}
 }
 
-// isCNIChain reports whether CNI plugins write a chain of that name. Only in such chains are
+// IsCNIChain reports whether CNI plugins write a chain of that name. Only in such chains are
 // comments read as comments of CNI plugins.
-func isCNIChain(chain string) bool { return strings.HasPrefix(chain, "CNI-") }
+func IsCNIChain(chain string) bool { return strings.HasPrefix(chain, "CNI-") }
 
 // Attachments returns the attachments named by the section's rules, of CNI plugins' chains
 // only; nil if there are none. They show which containers have rules.
@@ -69,14 +69,14 @@ func Attachments(s rules.Section) map[Attachment]bool {
 		}
 	}
 	for _, c := range s.Chains {
-		if isCNIChain(c.Name) {
+		if IsCNIChain(c.Name) {
 			for _, r := range c.Rules {
 				note(r)
 			}
 		}
 	}
 	for _, h := range s.Jumps {
-		if isCNIChain(h.Into()) {
+		if IsCNIChain(h.Into()) {
 			note(h.Rule)
 		}
 	}
@@ -104,13 +104,13 @@ func Detach(s rules.Section, gone map[Attachment]bool) rules.Section {
 	}
 	next := s
 	next.Jumps = slices.DeleteFunc(slices.Clone(s.Jumps), func(h rules.Jump) bool {
-		out := isCNIChain(h.Into()) && drop(h.Rule)
+		out := IsCNIChain(h.Into()) && drop(h.Rule)
 		theirs[h.Into()] = theirs[h.Into()] || out
 		return out
 	})
 	next.Chains = nil
 	for _, c := range s.Chains {
-		if isCNIChain(c.Name) && slices.ContainsFunc(c.Rules, drop) {
+		if IsCNIChain(c.Name) && slices.ContainsFunc(c.Rules, drop) {
 			kept := rules.Chain{Name: c.Name, Policy: c.Policy}
 			for _, r := range c.Rules {
 				if drop(r) {
@@ -136,7 +136,7 @@ func Detach(s rules.Section, gone map[Attachment]bool) rules.Section {
 func targets(s rules.Section) map[string]bool {
 	led := map[string]bool{}
 	for _, c := range s.Chains {
-		if isCNIChain(c.Name) {
+		if IsCNIChain(c.Name) {
 			for _, r := range c.Rules {
 				led[r.Target] = true
 			}
@@ -158,7 +158,7 @@ func AllAttachments(g rules.Generation, known iter.Seq[Attachment]) map[Attachme
 		}
 		maps.Copy(all, Attachments(s))
 		for _, c := range s.Chains {
-			if isCNIChain(c.Name) {
+			if IsCNIChain(c.Name) {
 				chains[c.Name] = true
 			}
 		}

@@ -31,7 +31,7 @@ func Lacking(want, seen rules.Section, known iter.Seq[Attachment]) map[Attachmen
 		}
 	}
 	for _, c := range want.Chains {
-		if !isCNIChain(c.Name) || rules.EqualRules(c.Rules, held[c.Name]) {
+		if !IsCNIChain(c.Name) || rules.EqualRules(c.Rules, held[c.Name]) {
 			continue
 		}
 		for _, r := range c.Rules {
@@ -41,7 +41,7 @@ func Lacking(want, seen rules.Section, known iter.Seq[Attachment]) map[Attachmen
 		}
 	}
 	for _, h := range want.Jumps {
-		if isCNIChain(h.Into()) && !slices.ContainsFunc(seen.Jumps, h.Same) {
+		if IsCNIChain(h.Into()) && !slices.ContainsFunc(seen.Jumps, h.Same) {
 			note(h)
 		}
 	}
@@ -72,7 +72,7 @@ func portmaps(chain string) bool {
 func chainsOf(s rules.Section) map[string][]rules.Rule {
 	held := map[string][]rules.Rule{}
 	for _, c := range s.Chains {
-		if isCNIChain(c.Name) {
+		if IsCNIChain(c.Name) {
 			held[c.Name] = c.Rules
 		}
 	}

@@ -70,6 +70,7 @@ func countLost(task tableTask) Lost {
 	}
 	lost := Lost{Jumps: task.finding.Jumps, Rules: len(task.finding.Jumps)}
 	missing := nameSet(task.finding.Missing, task.finding.Emptied)
+	lost.Chains = slices.Grow(lost.Chains, len(missing))
 	for _, c := range task.want.Section.Chains {
 		standing, gone := task.seen.Table.Chain(c.Name), missing[c.Name]
 		if (task.finding.Verdict == canary.Replaced || task.claimed(c.Name)) && !gone && !task.want.Section.IsLedTo(c.Name) {

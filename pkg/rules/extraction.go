@@ -60,7 +60,7 @@ func (p Protection) ownChains(last Extraction, t *Table) Extraction {
 	if last.table == t {
 		return Extraction{table: t, own: last.own, leads: last.leads, leftOut: last.leftOut}
 	}
-	x := Extraction{table: t, own: slices.Grow([]Chain(nil), len(last.own)), leads: map[string]int{}, leftOut: slices.Clone(last.leftOut)}
+	x := Extraction{table: t, leads: map[string]int{}, leftOut: slices.Clone(last.leftOut)}
 	maps.Copy(x.leads, last.leads)
 	var before []Chain // of the earlier table, not met yet
 	if last.table != nil {
@@ -79,6 +79,7 @@ func (p Protection) ownChains(last Extraction, t *Table) Extraction {
 			x.forget(p, c)
 		}
 	}
+	first := 0 // the place of the first protected chain
 	for i := range t.Chains {
 		c := &t.Chains[i]
 		for len(before) > 0 && before[0].Name < c.Name {
@@ -99,7 +100,16 @@ func (p Protection) ownChains(last Extraction, t *Table) Extraction {
 		default:
 			x.add(p, c)
 		}
-		x.own = append(x.own, Chain{Name: c.Name, Rules: c.Rules})
+		// Mostly the protected chains are neighbours. Then they share the table's memory, which is
+		// 0.9 MB at 5,000 services.
+		if len(x.own) == 0 {
+			first = i
+		}
+		if i-first == len(x.own) {
+			x.own = t.Chains[first : i+1 : i+1]
+		} else {
+			x.own = append(x.own, *c) // the first one copies
+		}
 	}
 	for len(before) > 0 {
 		drop()

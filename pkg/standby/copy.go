@@ -21,8 +21,11 @@ type Copy struct {
 	ID tableid.TableID // of the table that was copied
 	// chains are the regular chains by name.
 	chains map[string]*chain
-	hooks  map[Hook]*hook
-	marks  uint32 // the bits that copied rules may set
+	// rules are the encoded rules of chains. The kernel's own copy has none: its digests suffice,
+	// and the rules take much memory.
+	rules map[string][]rule
+	hooks map[Hook]*hook
+	marks uint32 // the bits that copied rules may set
 	// services are the services to which base chains that translate destinations lead, in order.
 	services []key
 	// native is the whole copy of a native table. Then chains is empty.
@@ -33,17 +36,14 @@ type Copy struct {
 type chain struct {
 	version uint64   // of the source; 0: not known
 	digests []uint64 // of the rules, in order
-	// rules are the encoded rules; nil if digests suffice, because the kernel has the chain
-	// already.
-	rules []rule
-	jumps []string // the chains to which its rules lead
-	marks uint32   // the bits that its rules may set
+	jumps   []string // the chains to which its rules lead
 	// services are the keys of its rules that have an address and jump or translate.
 	services []key
-	// shadow: the chain is another owner's. The copy accepts packets that it would translate.
-	shadow bool
 	// leftOut says why the chain became "accept"; "" if it was copied.
 	leftOut string
+	marks   uint32 // the bits that its rules may set
+	// shadow: the chain is another owner's. The copy accepts packets that it would translate.
+	shadow bool
 }
 
 // A hook is the copy of a base chain, without its gate.
@@ -51,6 +51,7 @@ type hook struct {
 	name     string // of the real base chain, and of the copy's
 	priority int32  // of the real one
 	body     *chain
+	rules    []rule // of the body
 	// blocked says why the hook may be opened only while the real base chain is gone or empty. It
 	// is "" if the hook may be opened at any time.
 	blocked string

@@ -39,7 +39,7 @@ func (w *writer) edit(name string, next *chain, digests, handles []uint64) {
 	}
 	for i, was := range from {
 		if was < 0 {
-			w.rule(name, next.rules[i], before[i])
+			w.rule(name, w.next.rules[name][i], before[i])
 		}
 	}
 }

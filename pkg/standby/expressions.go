@@ -26,11 +26,14 @@ const (
 // NFTA_LIST_ELEM. name is nf_tables' name of it, such as "cmp", and data has its attributes;
 // nil: it has none.
 func expression(list []byte, name string, data []byte) []byte {
-	elem := nft.AppendAttr(nil, unix.NFTA_EXPR_NAME, name, 1)
+	start := len(list)
+	list = nft.AppendAttr(list, unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, "", 0)
+	list = nft.AppendAttr(list, unix.NFTA_EXPR_NAME, name, 1)
 	if len(data) > 0 {
-		elem = nft.AppendAttr(elem, unix.NFTA_EXPR_DATA|unix.NLA_F_NESTED, data, 0)
+		list = nft.AppendAttr(list, unix.NFTA_EXPR_DATA|unix.NLA_F_NESTED, data, 0)
 	}
-	return nft.AppendAttr(list, unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, elem, 0)
+	binary.NativeEndian.PutUint16(list[start:], uint16(len(list)-start))
+	return list
 }
 
 func number(list []byte, kind uint16, n uint32) []byte {

@@ -371,7 +371,8 @@ func (s *Standby) fillNative(t *table, c *Copy, pause func() error) error {
 // the kernel lacks. Open calls it. If the changes cannot be written, it opens nothing. s.mu
 // must be held.
 func (s *Standby) openNative(t *table, hooks []Hook, pending *Copy) error {
-	w := &writer{s: s, t: t, next: pending, whole: true, opens: hooks, b: nft.NewBatch()}
+	w := &writer{s: s, t: t, next: pending, whole: true, opens: hooks}
+	w.begin()
 	if err := pending.native.Amend(w.b, t.held.native, s.setName); err != nil {
 		return err
 	}

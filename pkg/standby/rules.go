@@ -48,7 +48,7 @@ var plainMatches = []string{"addrtype", "conntrack", "mark", "multiport", "recen
 
 type reader struct {
 	family tableid.Family
-	list   []byte // the copy's expressions so far
+	list   []byte // the copy's expressions so far, in memory that the next rule reuses
 	shadow bool   // see readShadow
 	reading
 	compat nft.Compat
@@ -75,13 +75,14 @@ func readShadow(family tableid.Family, raw nft.Rule) (reading, error) {
 	return got, err
 }
 
-// read reads all expressions of a rule, for readRule and readShadow. An error means that the
-// copy cannot have the rule. A chain with such a rule is left out as a whole.
+// read reads all expressions of a rule. An error means that the copy cannot have the rule. A
+// chain with such a rule is left out as a whole. A reader may read one rule after the other.
 func (r *reader) read(raw nft.Rule) (reading, error) {
+	*r = reader{family: r.family, shadow: r.shadow, list: r.list[:0]}
 	if err := raw.Each(r.take); err != nil {
 		return reading{}, err
 	}
-	r.rule = rule{expressions: r.list, compat: r.compat}
+	r.rule = rule{expressions: slices.Clone(r.list), compat: r.compat}
 	r.rule.compat.Wanted = r.keepsXT()
 	r.key = r.keys.result()
 	return r.reading, nil

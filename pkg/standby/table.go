@@ -18,7 +18,7 @@ import (
 type table struct {
 	id    tableid.TableID
 	name  string
-	held  *Copy // the kernel's copy; its chains have no rules, only digests
+	held  *Copy // the kernel's copy, without rules
 	gated bool
 	open  map[Hook]bool
 	// handles has the handles of the rules of large chains.
@@ -83,19 +83,11 @@ func (s *Standby) remove(t *table) error {
 	return err
 }
 
-// hold notes the copy that the kernel has now, for the next difference. It drops the rules of
-// its chains: digests suffice to compare, and the rules take much memory.
+// hold notes the copy that the kernel has now, for the next difference, without the rules of its
+// chains.
 func (t *table) hold(c *Copy) {
 	held := *c
-	held.chains = make(map[string]*chain, len(c.chains))
-	for name, of := range c.chains {
-		if of.rules != nil {
-			bare := *of
-			bare.rules = nil
-			of = &bare
-		}
-		held.chains[name] = of
-	}
+	held.rules = nil
 	t.held = &held
 }
 

@@ -138,7 +138,7 @@ func sourceOf(chains map[string][]nft.Rule) Source {
 	src := Source{Protects: func(chain string) bool { return strings.HasPrefix(chain, "KUBE-") }}
 	src.ID, src.Chains = tableid.IPv4.Table("nat"), map[string]nft.RawChain{}
 	for name, all := range chains {
-		src.Chains[name] = nft.RawChain{Rules: slices.Values(all)}
+		src.Chains[name] = nft.RawChain{Name: name, Rules: slices.Values(all)}
 	}
 	base := src.Chains["PREROUTING"]
 	if base.Rules == nil {
@@ -278,7 +278,7 @@ func TestOtherOwnersRules(t *testing.T) {
 				t.Fatal(err)
 			}
 			body := c.hooks[Prerouting].body
-			if got := len(body.rules); got != test.copied || (c.Blocked(Prerouting) != "") != test.blocked {
+			if got := len(c.hooks[Prerouting].rules); got != test.copied || (c.Blocked(Prerouting) != "") != test.blocked {
 				t.Errorf("%d rules copied, blocked by %q; want %d and %t", got, c.Blocked(Prerouting), test.copied, test.blocked)
 			}
 			for _, to := range body.jumps {
@@ -286,9 +286,9 @@ func TestOtherOwnersRules(t *testing.T) {
 					t.Errorf("a rule leads to %s, which is not copied", to)
 				}
 			}
-			all := body.rules
+			all := c.hooks[Prerouting].rules
 			if c.chains["DOCKER"] != nil {
-				all = append(all, c.chains["DOCKER"].rules...)
+				all = append(all, c.rules["DOCKER"]...)
 			}
 			for _, r := range all {
 				_ = nft.Rule{Expressions: r.expressions}.Each(func(e nft.Expression) error {
@@ -328,10 +328,10 @@ func FuzzTranslate(f *testing.F) {
 			return
 		}
 		for name, chain := range c.chains {
-			if len(chain.rules) != len(chain.digests) {
-				t.Errorf("%s has %d rules and %d digests", name, len(chain.rules), len(chain.digests))
+			if len(c.rules[name]) != len(chain.digests) {
+				t.Errorf("%s has %d rules and %d digests", name, len(c.rules[name]), len(chain.digests))
 			}
-			for _, r := range chain.rules {
+			for _, r := range c.rules[name] {
 				err := nft.Rule{Expressions: r.expressions}.Each(func(e nft.Expression) error {
 					of := nft.String(attr(e.Data, unix.NFTA_TARGET_NAME))
 					if !slices.Contains(allowed, e.Name) || e.Name == "target" && of != "MARK" || e.Name == "match" && !slices.Contains(plainMatches, of) {

@@ -24,7 +24,8 @@ type writer struct {
 	removed       []Hook   // removed base chains, which shuts their hooks
 	changed, gone []string // chains that are new or differ, and chains that the copy no longer has
 	b             *nft.Batch
-	sent          int // transactions
+	begun         nft.BatchMark // of the empty batch
+	sent          int           // transactions
 	bytes         int
 	took          time.Duration
 }
@@ -33,7 +34,7 @@ type writer struct {
 // follow, open and fill call it. If next is the kernel's own copy, it only opens hooks. After
 // an error, sent is the number of transactions that the kernel has accepted.
 func (w *writer) write() error {
-	w.b = nft.NewBatch()
+	w.begin()
 	steps := []func() error{w.newChains, w.newRules, w.hooks, w.services, w.oldChains, w.open}
 	if w.next == w.t.held {
 		steps = steps[len(steps)-1:]
@@ -51,6 +52,12 @@ func (w *writer) write() error {
 	return w.flush()
 }
 
+// begin makes the empty batch, for write and openNative.
+func (w *writer) begin() {
+	w.b = nft.NewBatch()
+	w.begun = w.b.Mark()
+}
+
 // find finds the chains that differ: mostly a few of thousands. The error is ErrOutdated if the
 // copy lacks the rules of such a chain, because it was made from an earlier copy. The caller
 // must then translate again.
@@ -59,7 +66,7 @@ func (w *writer) find() error {
 		if w.same(name, c) {
 			continue
 		}
-		if c.rules == nil && len(c.digests) > 0 {
+		if w.next.rules[name] == nil && len(c.digests) > 0 {
 			return fmt.Errorf("%w: chain %s", ErrOutdated, name)
 		}
 		w.changed = append(w.changed, name)
@@ -93,8 +100,8 @@ func (w *writer) cut() error {
 	return w.pause()
 }
 
-// flush sends the transaction, if it has content, and begins another. w.bytes and w.took are
-// the sums over all of them, for Status.
+// flush sends the transaction, if it has content, and begins another in the same memory. w.bytes
+// and w.took are the sums over all of them, for Status.
 func (w *writer) flush() error {
 	if w.b.Messages() < 2 { // the beginning only
 		return nil
@@ -105,7 +112,7 @@ func (w *writer) flush() error {
 	if err == nil {
 		w.sent++
 	}
-	w.b = nft.NewBatch()
+	w.b.Cut(w.begun)
 	return err
 }
 
@@ -153,7 +160,7 @@ func (w *writer) chain(name string, c *chain) error {
 	if was != nil {
 		emptyChain(w.b, w.t, name)
 	}
-	for _, r := range c.rules {
+	for _, r := range w.next.rules[name] {
 		w.rule(name, r, 0)
 		if w.first {
 			if err := w.cut(); err != nil {
@@ -211,7 +218,7 @@ func (w *writer) hooks() error {
 // body appends the copied rules to a base chain. gated calls it behind the gate. Without gates
 // that opens the hook, so only open and a change of an open hook call it.
 func (w *writer) body(h *hook) {
-	for _, r := range h.body.rules {
+	for _, r := range h.rules {
 		w.rule(h.name, r, 0)
 	}
 }
