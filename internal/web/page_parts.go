@@ -78,7 +78,7 @@ func nativeWarnings(s api.Status) []pageWarning {
 	refused := pageWarning{Name: "native-refused", Alert: "CanarydNativeTableRefused", Class: "bad", Title: "Native tables could not be put back whole.",
 		Text: "The kernel would not take them, or parts of them, again if they were lost. Which, and why:", Command: "canaryd status"}
 	quarantined := pageWarning{Name: "native-quarantine", Alert: "CanarydReplayPartial", Class: "bad", Title: "Parts of native tables cannot be put back.",
-		Text: "They are quarantined: the kernel refuses them. They are tried again; the rest of their tables is in force, but for rules that wait behind them. Which these are:", Command: "canaryd status"}
+		Text: "They are quarantined: the kernel refuses them. They are tried again, unless their table is left out; the rest of their tables is in force, but for rules that wait behind them. Which these are:", Command: "canaryd status"}
 	for _, t := range s.Native {
 		if t.QuarantinedParts > 0 {
 			quarantined.Chains = append(quarantined.Chains, api.TableCell(t.Table))
