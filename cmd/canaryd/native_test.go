@@ -75,7 +75,7 @@ func TestNativeNode(t *testing.T) {
 	}
 }
 
-// TestNativeLossWithoutCounts: the content of a table that was left out is not counted, so a record
+// TestNativeLossWithoutCounts: the content of a table that was left out is not counted. So a record
 // and a reply to a restore have no counts of it.
 func TestNativeLossWithoutCounts(t *testing.T) {
 	at := time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC)

@@ -151,7 +151,7 @@ func (d *Daemon) leaveNativeOut(ctx context.Context, st *state, id tableid.Table
 }
 
 // doubtHeld drops parts in quarantine of a table that is left out, if a commit may have removed
-// them: a table that is not read may have had such a part again. After missed commits the content
+// them. A table that is not read may have had such a part again. After missed commits the content
 // decides when the table is read.
 func (d *Daemon) doubtHeld(ctx context.Context, st *state, t *nativeTable) {
 	still := slices.DeleteFunc(slices.Clone(t.held), func(h native.Held) bool {
@@ -233,8 +233,8 @@ func (t *nativeTable) returned(log klog.Logger, now *native.Table) {
 	t.out = nil
 }
 
-// countSoon has a table counted at once that is left out and may fit by now, because another
-// table has shrunk, by a commit or by itself.
+// countSoon has a table that is left out counted at once: another table has shrunk, by a commit
+// or by itself, so that this one may fit.
 func (t *nativeTable) countSoon(now time.Time) {
 	t.out.next = now
 	t.touch(now, now, false)

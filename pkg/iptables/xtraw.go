@@ -209,8 +209,9 @@ func markEntry(family rules.Family, comment string) nft.Rule {
 	return nft.Rule{Expressions: b.list}
 }
 
-// olderEntry returns the rule that an older canaryd stored as the bytes of an entry without its
-// verdict, and the goal of a jump or the name of a verdict. It is false for any other bytes.
+// olderEntry returns a rule from the form in which an older canaryd stored it: the bytes of an
+// entry without its verdict, and the goal of a jump or the name of a verdict. It is false for any
+// other bytes.
 func olderEntry(family rules.Family, entry []byte, goal string) (nft.Rule, bool) {
 	layout := xtLayoutOf(family)
 	if len(entry) < layout.size+xtExtDataAt {

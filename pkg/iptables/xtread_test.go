@@ -140,8 +140,8 @@ func withoutCounters(saved string) []string {
 	return slices.DeleteFunc(strings.Split(saved, "\n"), func(line string) bool { return strings.HasPrefix(line, "#") })
 }
 
-// The rules of all clusters of the corpus are read in iptables' words, and no
-// program runs for it: at first, after a flush, and at other places of the table.
+// The rules of all clusters of the corpus are read in iptables' words. No program
+// runs for it at first, after a flush, and at other places of the table.
 func TestLegacyCorpusIsReadWithoutExecutingAnything(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-legacy", "ip6tables-legacy")

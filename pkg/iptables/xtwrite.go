@@ -110,9 +110,9 @@ type xtWrite struct {
 const placeTries = 3
 
 // write writes the script as this file's first comment describes. contentSession.restore calls
-// it. After nft.ErrStale the tables must be read again: another process wrote since look, or
-// rules in force have turned out to have texts of the script. Other errors are a refusal of the
-// script; TextChain is removed after any error.
+// it. After nft.ErrStale the tables must be read again: another process wrote since the guard, or
+// rules in force turned out to have texts of the script. Other errors are a refusal of the script.
+// TextChain is removed after any error.
 func (w *xtWrite) write(ctx context.Context) error {
 	stage, err := w.stage()
 	if err != nil {

@@ -43,7 +43,7 @@ type outOf struct {
 	touched bool // notifications arrived since
 }
 
-// CountAgainAfter returns the wait after a count that took so long, until a chain or native table
+// CountAgainAfter returns the wait after a count that took so long. Then a chain or native table
 // that is left out and changes is counted again. Counts take at most 2 % of the time. For every 32
 // KiB the kernel searches its place from the chain's beginning: 240,000 rules take seconds.
 func CountAgainAfter(took time.Duration) time.Duration { return max(time.Minute, 49*took) }

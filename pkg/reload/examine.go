@@ -11,8 +11,8 @@ import (
 type Examiner struct {
 	Canary     string // the canary chain's name
 	Protection rules.Protection
-	// Extracted holds the Extractions of the last reads by the same Protection, so that the
-	// next one costs as much as the changes; nil: none are kept. Examine changes it.
+	// Extracted holds the Extractions of the last reads by the same Protection. With it an
+	// Extraction costs as much as the changes. Examine changes it; nil: none are kept.
 	Extracted map[rules.TableID]rules.Extraction
 }
 
