@@ -78,10 +78,8 @@ func open(ctx context.Context, o *options) (*iptables.Kernel, *reload.Store, err
 		var store *reload.Store
 		if store, err = reload.OpenStore(o.stateDir, identity); err == nil {
 			store.KeepAside(filepath.Dir(o.socket))
-			if kernel.Info().Backend == iptables.NFT {
-				store.KeepBytes(kernel)
-				kernel.KnowEarlier(store.Earlier)
-			}
+			store.KeepBytes(kernel)
+			kernel.KnowEarlier(store.Earlier)
 			return kernel, store, nil
 		}
 		err = fmt.Errorf("%w (choose another with --state-dir)", err)

@@ -249,6 +249,9 @@ func (c *xtContent) apply(step *Step, rule xtPiece) error {
 		if step.Index == 0 {
 			want, room := c.says(rule, nil), []byte(nil)
 			at = slices.IndexFunc(chain.rules, func(p xtPiece) bool {
+				if p.fresh != nil { // of an earlier step; it has no bytes yet
+					return p.fresh.Equal(step.Rule)
+				}
 				room = c.says(p, room)
 				return p.falls == rule.falls && bytes.Equal(room, want)
 			})

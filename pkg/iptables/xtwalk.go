@@ -166,7 +166,7 @@ func chainHead(e xtEntry, info xtInfo, at int) (string, bool) {
 type xtEntry struct {
 	whole      []byte
 	matches    []byte
-	target     []byte // at least xtExtDataAt+4 bytes
+	target     []byte // at least xtExtDataAt bytes; 4 more if isStandard
 	isStandard bool   // the target is a verdict or a jump: it has no name
 	isHead     bool   // the target is xtError
 	next       int    // the entry's size
@@ -181,13 +181,14 @@ func (l xtLayout) entry(data []byte, at int) (xtEntry, error) {
 	}
 	target := int(binary.NativeEndian.Uint16(rest[l.targetOffset:]))
 	next := int(binary.NativeEndian.Uint16(rest[l.nextOffset:]))
-	if target < l.size || next < target+xtExtDataAt+4 || next > len(rest) {
-		return xtEntry{}, fmt.Errorf("%w: the entry at %d has its target at %d and its end at %d", errWalk, at, target, next)
+	if target >= l.size && next >= target+xtExtDataAt && next <= len(rest) { // TRACE has no data
+		e := xtEntry{whole: rest[:next], matches: rest[l.size:target], target: rest[target:next], next: next}
+		name := extName(e.target)
+		if e.isStandard, e.isHead = len(name) == 0, string(name) == xtError; !e.isStandard || len(e.target) >= xtExtDataAt+4 {
+			return e, nil
+		}
 	}
-	e := xtEntry{whole: rest[:next], matches: rest[l.size:target], target: rest[target:next], next: next}
-	name := extName(e.target)
-	e.isStandard, e.isHead = len(name) == 0, string(name) == xtError
-	return e, nil
+	return xtEntry{}, fmt.Errorf("%w: the entry at %d has its target at %d and its end at %d", errWalk, at, target, next)
 }
 
 // mask clears the bytes that change without a write of rules.

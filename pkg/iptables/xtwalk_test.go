@@ -168,6 +168,13 @@ func TestWalkEntriesMalformed(t *testing.T) {
 		{"cut off", func(d []byte) []byte { return d[:len(d)-1] }},
 		{"too short for a struct", func(d []byte) []byte { return d[:50] }},
 		{"no step forward", func(d []byte) []byte { d[layout.nextOffset], d[layout.nextOffset+1] = 0, 0; return d }},
+		{"a verdict without a number", func(d []byte) []byte {
+			short := layout.size + xtExtDataAt
+			binary.NativeEndian.PutUint16(d[layout.targetOffset:], uint16(layout.size))
+			binary.NativeEndian.PutUint16(d[layout.nextOffset:], uint16(short))
+			clear(d[layout.size:short])
+			return d[:short]
+		}},
 		{"target inside the struct", func(d []byte) []byte { d[layout.targetOffset], d[layout.targetOffset+1] = 4, 0; return d }},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -49,6 +49,13 @@ func (s *contentSession) restore(ctx context.Context, family rules.Family, scrip
 	var text Scripts
 	wrote := map[rules.TableName]bool{}
 	for i := range scripts {
+		if d := direct[i]; d != nil && len(scripts) > 1 && !d.anyway {
+			if err := d.teach(ctx); err != nil {
+				return false, err
+			}
+		}
+	}
+	for i := range scripts {
 		d := direct[i]
 		if d == nil {
 			text, wrote[scripts[i].Table] = append(text, scripts[i]), true
@@ -61,7 +68,7 @@ func (s *contentSession) restore(ctx context.Context, family rules.Family, scrip
 			text, ctx = nil, context.WithoutCancel(ctx) // all of it belongs together
 		}
 		if wrote[d.script.Table] {
-			if err := d.lookAgain(); err != nil {
+			if err := d.lookAgain(nil); err != nil {
 				return raced, err
 			}
 		}
@@ -144,9 +151,8 @@ func (w *xtWrite) write(ctx context.Context) error {
 		err = nft.ErrStale
 	}
 	if len(w.staged) > 0 || !w.listed {
-		remove := Script{Table: stage.Table, Declare: stage.Declare, Steps: []Step{{Verb: Drop, Chain: TextChain}}}
-		if failed := w.kernel.restore(context.WithoutCancel(ctx), w.family, Scripts{remove}); failed != nil {
-			err = fmt.Errorf("%w; and chain %s could not be removed: %w", err, TextChain, failed)
+		if failed := w.unstage(ctx); failed != nil {
+			err = fmt.Errorf("%w; and %w", err, failed)
 		}
 	}
 	if errors.Is(err, nft.ErrStale) && !w.anyway || errors.Is(err, nft.ErrPermission) {
@@ -154,6 +160,53 @@ func (w *xtWrite) write(ctx context.Context) error {
 	}
 	others := errors.Is(err, errScript) || errors.Is(err, errWalk) || errors.Is(err, nft.ErrStale)
 	return w.refusal(err, !others)
+}
+
+// teach reads the bytes of texts before restore writes the first of several tables. Its error is
+// nft.ErrStale, for the reasons of write: after the first write it would be too late. All other
+// errors are for write to find.
+func (w *xtWrite) teach(ctx context.Context) error {
+	stage, err := w.stage()
+	if err != nil || len(w.staged) == 0 {
+		return onlyStale(err)
+	}
+	if err := w.kernel.restore(ctx, w.family, Scripts{stage}); err != nil {
+		return nil
+	}
+	err = w.socket.entries(w.script.Table, func(info xtInfo, data []byte) error {
+		content, err := takeApart(w.family, info, data)
+		if err == nil {
+			err = w.take(content, info, data)
+		}
+		return err
+	})
+	before := w.content
+	if w.unstage(ctx) == nil && err == nil {
+		err = w.lookAgain(func(now *xtContent) error {
+			if before != 0 && now.sum() != before {
+				return nft.ErrStale
+			}
+			return nil
+		})
+	}
+	return onlyStale(err)
+}
+
+// onlyStale returns the error if it is nft.ErrStale, for teach; else nil.
+func onlyStale(err error) error {
+	if errors.Is(err, nft.ErrStale) {
+		return err
+	}
+	return nil
+}
+
+// unstage removes TextChain, which the script of stage made.
+func (w *xtWrite) unstage(ctx context.Context) error {
+	remove := Script{Table: w.script.Table, Declare: []string{TextChain}, Steps: []Step{{Verb: Drop, Chain: TextChain}}}
+	if err := w.kernel.restore(context.WithoutCancel(ctx), w.family, Scripts{remove}); err != nil {
+		return fmt.Errorf("chain %s could not be removed: %w", TextChain, err)
+	}
+	return nil
 }
 
 // refusal returns the error of a refused write. textless says whether a rule without a text may
@@ -166,12 +219,19 @@ func (w *xtWrite) refusal(err error, textless bool) *RestoreError {
 	return refused
 }
 
-// lookAgain notes the checksum of the table after an earlier script has written it.
-func (w *xtWrite) lookAgain() error {
+// lookAgain notes the checksum of the table after canaryd has written it. check, which may be nil,
+// gets its content.
+func (w *xtWrite) lookAgain(check func(*xtContent) error) error {
 	w.listed = true
 	return w.socket.entries(w.script.Table, func(info xtInfo, data []byte) (err error) {
-		w.sum, err = w.sumOf(info, data)
-		return err
+		if w.sum, err = w.sumOf(info, data); err != nil || check == nil {
+			return err
+		}
+		content, err := takeApart(w.family, info, data)
+		if err != nil {
+			return err
+		}
+		return check(content)
 	})
 }
 
@@ -303,11 +363,38 @@ func (w *xtWrite) piece(rule *rules.Rule) (xtPiece, error) {
 // fresh read. It returns nft.ErrStale if another process wrote since the guard; with anyway, only
 // if one wrote since the read.
 func (w *xtWrite) place(info xtInfo, data []byte) error {
-	sum, err := w.sumOf(info, data)
+	content, err := takeApart(w.family, info, data)
 	if err != nil {
 		return err
 	}
-	content, err := takeApart(w.family, info, data)
+	if err := w.take(content, info, data); err != nil {
+		return err
+	}
+	if err := content.declare(w.script.Declare); err != nil {
+		return err
+	}
+	for i := range w.script.Steps {
+		if err := content.apply(&w.script.Steps[i], w.pieces[i]); err != nil {
+			return err
+		}
+	}
+	out := &xtPages{}
+	defer out.free()
+	if err := out.add(make([]byte, xtReplaceHeadLen)); err != nil {
+		return err
+	}
+	now, was, err := content.join(out, w.piece)
+	if err != nil {
+		return err
+	}
+	return w.socket.replace(info, now, out.mem[:out.used], was)
+}
+
+// take takes TextChain out of the content, and notes the bytes of its rules, for place and teach.
+// The error is nft.ErrStale if another process wrote since the guard (stale). It is, too, if rules
+// in force turned out to have these texts: the script would write them a second time.
+func (w *xtWrite) take(content *xtContent, info xtInfo, data []byte) error {
+	sum, err := w.sumOf(info, data)
 	if err != nil {
 		return err
 	}
@@ -333,26 +420,9 @@ func (w *xtWrite) place(info xtInfo, data []byte) error {
 		}
 	}
 	if !w.anyway && w.lexicon.revealed.Load() != revealed {
-		return nft.ErrStale // rules in force would be written a second time
+		return nft.ErrStale
 	}
-	if err := content.declare(w.script.Declare); err != nil {
-		return err
-	}
-	for i := range w.script.Steps {
-		if err := content.apply(&w.script.Steps[i], w.pieces[i]); err != nil {
-			return err
-		}
-	}
-	out := &xtPages{}
-	defer out.free()
-	if err := out.add(make([]byte, xtReplaceHeadLen)); err != nil {
-		return err
-	}
-	now, was, err := content.join(out, w.piece)
-	if err != nil {
-		return err
-	}
-	return w.socket.replace(info, now, out.mem[:out.used], was)
+	return nil
 }
 
 // name notes the text from which iptables-restore made these bytes.

@@ -339,3 +339,61 @@ func TestLegacyBytesAreNotWrittenOverAnothersRules(t *testing.T) {
 		})
 	}
 }
+
+// A text of the second table turns out to be a rule in force, which was opaque. It is not written
+// a second time, and neither is the first table: the caller has to read again.
+func TestATextOfALaterTableIsNotWrittenTwice(t *testing.T) {
+	onLegacy(t, func(t *testing.T, k *Kernel, family rules.Family) {
+		declared := rules.Rule{Spec: "-p tcp -m quota --quota 7 -j X", Target: "X"}
+		plain := rules.Rule{Spec: "-p udp -j X", Target: "X"}
+		for _, table := range []string{"filter", "mangle"} {
+			iptablesCommand(t, Legacy, family, "-t "+table+" -N MINE")
+			iptablesCommand(t, Legacy, family, "-t "+table+" -N X")
+		}
+		iptablesCommand(t, Legacy, family, "-t mangle -A MINE "+declared.Spec)
+		write := func(scripts ...Script) error {
+			s := begin(t, k)
+			defer s.Close()
+			mustRead(t, s, family)
+			return s.Restore(t.Context(), Payload{family: scripts})[family].Err
+		}
+		first := Script{Table: rules.Filter, Steps: []Step{{Verb: Append, Chain: "MINE", Rule: plain}}}
+		if err := write(first, Script{Table: rules.Mangle, Steps: []Step{{Verb: Append, Chain: "MINE", Rule: declared}}}); !errors.Is(err, nft.ErrStale) {
+			t.Errorf("the error is %v", err)
+		}
+		now := mustRead(t, k, family).Tables
+		if diff := cmp.Diff([]rules.Rule{declared}, now[rules.Mangle].Rules("MINE")); diff != "" {
+			t.Errorf("mangle (-want +got):\n%s", diff)
+		}
+		if list := now[rules.Filter].Rules("MINE"); len(list) > 0 {
+			t.Errorf("filter has %v", labels(list))
+		}
+		other := rules.Rule{Spec: "-p tcp -m quota --quota 8 -j X", Target: "X"}
+		if err := write(first, Script{Table: rules.Mangle, Steps: []Step{{Verb: Append, Chain: "MINE", Rule: other}}}); err != nil {
+			t.Error(err)
+		}
+		now = mustRead(t, k, family).Tables
+		if diff := cmp.Diff([]rules.Rule{declared, other}, now[rules.Mangle].Rules("MINE")); diff != "" || len(now[rules.Filter].Rules("MINE")) != 1 || now[rules.Mangle].Chain(TextChain) != nil {
+			t.Errorf("at last filter is %v, and mangle (-want +got):\n%s", now[rules.Filter].Chains, diff)
+		}
+	})
+}
+
+// A script deletes a rule behind a rule that an earlier step added.
+func TestADeletionFindsTheRulesOfEarlierSteps(t *testing.T) {
+	onLegacy(t, func(t *testing.T, k *Kernel, family rules.Family) {
+		_, plain := lineBreak(t, k, family)
+		iptablesCommand(t, Legacy, family, "-A MINE -p udp -j DROP")
+		drop := mustRead(t, k, family).Tables[rules.Filter].Rules("MINE")[2]
+		s := begin(t, k)
+		mustRead(t, s, family)
+		script := replayOf(rules.Filter, "MINE", []rules.Rule{plain, drop, plain})
+		script.Steps = append(script.Steps, Step{Verb: Delete, Chain: "MINE", Rule: drop})
+		if err := s.Restore(t.Context(), Payload{family: {script}})[family].Err; err != nil {
+			t.Fatal(err)
+		}
+		if got := mustRead(t, s, family).Tables[rules.Filter].Rules("MINE"); !slices.Equal(got, []rules.Rule{plain, plain}) {
+			t.Errorf("MINE is %v", labels(got))
+		}
+	})
+}

@@ -19,7 +19,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A RawSource has the rules in nf_tables' form. iptables.Kernel is one.
+// A RawSource has the rules in the kernel's form. iptables.Kernel is one.
 type RawSource interface {
 	// RawRule is iptables.Kernel.RawRule.
 	RawRule(f rules.Family, r rules.Rule, room []byte) (iptables.RawRule, bool)

@@ -35,11 +35,11 @@ func (d *decoder) xtLimit(x xtInfo) bool {
 const limitScale = 10000 // XT_LIMIT_SCALE
 
 // sayLimit adds the words of a limit as iptables prints it. It returns the printed rate, 0 for
-// none, and the number of its unit. average is the time between two packets in xt_limit's
+// none, and the number of its unit. iptables reads no larger burst than 10,000. average is the time between two packets in xt_limit's
 // units, for limit and xtLimit.
 func (d *decoder) sayLimit(average uint64, burst uint32) (rate uint64, n int) {
-	const usualBurst = 5 // XT_LIMIT_BURST
-	if average == 0 {
+	const usualBurst, mostBurst = 5, 10000 // XT_LIMIT_BURST; the maximum in libxt_limit.c
+	if average == 0 || burst > mostBurst {
 		return 0, 0
 	}
 	for ; n+1 < len(limitUnits); n++ { // find the shortest unit in which the rate is nearly whole
