@@ -172,6 +172,31 @@ func TestNativeDormant(t *testing.T) {
 	})
 }
 
+// TestNativeLostOnceMore: a table that waits for a decision is lost in another way. Each loss has
+// a record, and only the last one waits.
+func TestNativeLostOnceMore(t *testing.T) {
+	nativeNode(t, setup{journal: t.TempDir()}, func(t *testing.T, r *rig, k *fakeNative) {
+		k.dormant(proxyTable, true)
+		r.settled()
+		k.deleteTable(proxyTable)
+		r.settled()
+		var got []string
+		for n, f := range r.d.Status().Flushes {
+			got = append(got, fmt.Sprintf("%s: %s", f.Kind, f.Outcome))
+			if kept := r.full(fmt.Sprint(n + 1)).Flush; kept.Outcome != f.Outcome || kept.Detail != f.Detail {
+				t.Errorf("on disk the record is %s (%s), and not %s (%s)", kept.Outcome, kept.Detail, f.Outcome, f.Detail)
+			}
+		}
+		want := []string{"deleted_by_owner_or_unknown: waiting: decision", "disabled: failed"}
+		if d := cmp.Diff(want, got); d != "" {
+			t.Errorf("records (-want +got):\n%s", d)
+		}
+		k.again(tableOf(proxyTable, "z"))
+		r.settled()
+		r.wantReady()
+	})
+}
+
 // TestNativeStaleAndRefused: a replay that meets another writer is planned again. A refused
 // table does not stop the others, and is tried again at growing distances.
 func TestNativeStaleAndRefused(t *testing.T) {

@@ -258,8 +258,15 @@ func deletesByName(command string) bool {
 // dormant, or was stored too long ago. now is the kernel's present table; nil: none.
 func (d *Daemon) reportNative(ctx context.Context, st *state, id tableid.TableID, now *native.Table) {
 	r, t := &st.native, st.native.tables[id]
-	if w := r.waiting[id]; w != nil && w.Kind == canary.Verdict(t.finding.Verdict) {
-		return
+	if w := r.waiting[id]; w != nil {
+		if w.Kind == canary.Verdict(t.finding.Verdict) {
+			return
+		}
+		delete(r.waiting, id)
+		if !anyOf(r.waiting, func(other *api.Flush) bool { return other.ID == w.ID }) {
+			w.Outcome, w.Detail = reload.Failed, id.NFT()+" was lost once more before anybody decided: the next record waits"
+			d.keepRecord(ctx, st, *w, false, func() { d.write(ctx, *w, nil) })
+		}
 	}
 	record := d.newNativeRecord(st, t)
 	if !t.reportAt.IsZero() { // it was noticed before
