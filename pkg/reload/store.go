@@ -16,6 +16,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/private"
 	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -277,7 +278,7 @@ func (s *Store) LoadState() (State, Stored, error) {
 	state.Sum, s.stateID = "", state.ID
 	for id, list := range state.Quarantine {
 		for i, h := range list {
-			list[i].Rule = state.Identity.reread(id.Family, h.Rule)
+			list[i].Rule = iptables.Reread(id.Family, h.Rule)
 		}
 	}
 	stored, rests, err := s.loadIf(state.ID, s.checkIdentity)

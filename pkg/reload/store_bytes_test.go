@@ -3,6 +3,7 @@ package reload
 import (
 	"bufio"
 	"compress/gzip"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -98,7 +99,7 @@ func TestBytesOfRulesAreKept(t *testing.T) {
 
 // TestOpaqueRulesOfAnEarlierVersionAreReadAnew: this version has words for bytes that an earlier
 // version saved. The loaded generation and quarantine have these words, like a read. On legacy
-// bytes are of another kind, and stay.
+// earlier versions saved the bytes of an entry without its verdict.
 func TestOpaqueRulesOfAnEarlierVersionAreReadAnew(t *testing.T) {
 	match := nft.AppendAttr(nil, unix.NFTA_MATCH_NAME, "comment", 1)
 	match = nft.AppendAttr(match, unix.NFTA_MATCH_REV, make([]byte, 4), 0)
@@ -111,8 +112,20 @@ func TestOpaqueRulesOfAnEarlierVersionAreReadAnew(t *testing.T) {
 		expressions = nft.AppendAttr(expressions, unix.NFTA_LIST_ELEM, one, 0)
 	}
 	held := rules.OpaqueBytes(expressions, nil, "", "an earlier version had no words")
+	const entrySize, matchSize, headSize = 112, 32 + 256, 32 // of IPv4
+	entry := make([]byte, entrySize+matchSize+headSize)
+	binary.NativeEndian.PutUint16(entry[88:], entrySize+matchSize)
+	binary.NativeEndian.PutUint16(entry[90:], entrySize+matchSize+headSize+8)
+	binary.NativeEndian.PutUint16(entry[entrySize:], matchSize)
+	copy(entry[entrySize+2:], "comment")
+	copy(entry[entrySize+32:], "hi")
+	binary.NativeEndian.PutUint16(entry[entrySize+matchSize:], headSize+8)
 	filter := v4.Table(rules.Filter)
-	for backend, want := range map[iptables.Backend]rules.Rule{iptables.NFT: rule("-m comment --comment hi"), iptables.Legacy: held} {
+	for backend, rows := range map[iptables.Backend][2]rules.Rule{
+		iptables.NFT:    {held, rule("-m comment --comment hi")},
+		iptables.Legacy: {rules.OpaqueBytes(entry, []byte("ACCEPT"), "ACCEPT", "an earlier version had no words"), rule("-m comment --comment hi -j ACCEPT")},
+	} {
+		held, want := rows[0], rows[1]
 		there, dir := here, t.TempDir()
 		there.Backend = string(backend)
 		g := rules.Generation{filter: {Chains: []rules.Chain{{Name: "KUBE-A", Rules: []rules.Rule{rule("-j RETURN"), held}}}}}

@@ -104,21 +104,12 @@ func (s *Store) load(id string, check func(Identity) error) (Stored, *base, erro
 		if err := checkContent(stored, id); err != nil {
 			return stored, rests, err
 		}
+		// The version that saved a rule may have had no words for it, or other bytes.
 		stored.Generation = stored.Generation.WithTexts(func(table rules.TableID, _ string, rule rules.Rule) rules.Rule {
-			return stored.Identity.reread(table.Family, rule)
+			return iptables.Reread(table.Family, rule)
 		})
 		return stored, rests, nil
 	}
-}
-
-// reread returns an opaque rule as this version reads its bytes. The version that saved the
-// rule may have had no words for it. load calls it for generations, and LoadState for
-// quarantined rules.
-func (o Identity) reread(family rules.Family, rule rules.Rule) rules.Rule {
-	if o.Backend != string(iptables.NFT) {
-		return rule
-	}
-	return iptables.Reread(family, rule)
 }
 
 // resolve returns the complete generation of a file, and its base; nil if it has none. load
