@@ -35,8 +35,8 @@ func (d *decoder) xtLimit(x xtInfo) bool {
 const limitScale = 10000 // XT_LIMIT_SCALE
 
 // sayLimit adds the words of a limit as iptables prints it. It returns the printed rate, 0 for
-// none, and the number of its unit. iptables reads no larger burst than 10,000. average is the time between two packets in xt_limit's
-// units, for limit and xtLimit.
+// none, and the number of its unit. iptables reads no larger burst than 10,000. average is the
+// time between two packets in xt_limit's units, for limit and xtLimit.
 func (d *decoder) sayLimit(average uint64, burst uint32) (rate uint64, n int) {
 	const usualBurst, mostBurst = 5, 10000 // XT_LIMIT_BURST; the maximum in libxt_limit.c
 	if average == 0 || burst > mostBurst {
