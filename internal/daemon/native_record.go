@@ -264,7 +264,7 @@ func (d *Daemon) reportNative(ctx context.Context, st *state, id tableid.TableID
 		}
 		delete(r.waiting, id)
 		if !anyOf(r.waiting, func(other *api.Flush) bool { return other.ID == w.ID }) {
-			w.Outcome, w.Detail = reload.Failed, id.NFT()+" was lost once more before anybody decided: the next record waits"
+			w.Outcome, w.Detail = reload.Failed, id.NFT()+" was lost once more without a decision: the next record waits"
 			d.keepRecord(ctx, st, *w, false, func() { d.write(ctx, *w, nil) })
 		}
 	}
