@@ -18,7 +18,7 @@ var (
 // if its test passes, test/versions fails.
 var Failures = []Failure{
 	{
-		Suites: []string{"bullseye"}, Test: "pkg/iptables TestMirrorRandomEdits", Says: "tables-nft-save: signal: aborted",
+		Suites: []string{"bullseye"}, Test: "pkg/iptables TestMirrorRandomEdits", Says: "tables-nft-save : signal: aborted",
 		Reason: "iptables-nft-save 1.8.7 crashes, or leaves the table out, where a base chain has another priority than iptables gives it",
 	},
 }
