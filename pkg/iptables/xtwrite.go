@@ -96,7 +96,7 @@ type xtWrite struct {
 	lexicon *lexicon
 	family  rules.Family
 	script  *Script
-	anyway  bool // also after another process's write since look, which raced reports
+	anyway  bool // also after another process's write since the guard, which raced reports
 	raced   bool
 
 	listed bool   // the table exists
