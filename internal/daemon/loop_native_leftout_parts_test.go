@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -155,6 +156,73 @@ func TestNativeLeftOutHasPartsBack(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestNativeLeftOutLosesMore: a table that waits loses another part. The loss lasts until both parts
+// are back. A later loss gets a record of its own.
+func TestNativeLeftOutLosesMore(t *testing.T) {
+	twoListsNode(t, nil, func(t *testing.T, r *rig, k *fakeNative) {
+		flush := func(unit string, do func()) {
+			k.origin = watch.Origin{Unit: unit}
+			do()
+			k.origin = watch.Origin{}
+			r.after(3 * time.Second)
+		}
+		chains := []string{"chain prerouting: 1 rule lost, empty", "chain services: 3 rules lost, empty"}
+		set := "set more: 60 elements lost, empty"
+		flush("nftables.service", func() { k.flushTable(bigTable) })
+		r.wantPartsLost(chains...)
+		flush("nftables.service", func() { k.flushSet(bigTable, "more") })
+		r.wantPartsLost(chains...)
+		r.wantLog("A native table that waits for a decision has lost more")
+		r.wantLog(`parts=["` + set + `"]`)
+		k.rewrite() // the rules only
+		r.after(3 * time.Second)
+		r.wantPartsLost(chains...)
+		k.sync(twoLists())
+		r.after(3 * time.Second)
+		r.wantLeftOut("inet big")
+		flush("nftables.service", func() { k.flushSet(bigTable, "more") })
+		r.wantPartsLost(set)
+		if n := len(r.d.Status().Flushes); n != 2 {
+			t.Errorf("%d records", n)
+		}
+	})
+}
+
+// TestNativeLeftOutOfABusyOwner: its owner changes a table too often for a probe before each
+// commit. The deeds until a flush do not displace the flush's.
+func TestNativeLeftOutOfABusyOwner(t *testing.T) {
+	twoListsNode(t, nil, func(t *testing.T, r *rig, k *fakeNative) {
+		for range deedsKept - 2 {
+			k.fill(1)
+			r.after(time.Millisecond)
+		}
+		k.origin = watch.Origin{Unit: "nftables.service"}
+		k.flushSet(bigTable, "more")
+		r.after(time.Millisecond)
+		k.origin = watch.Origin{}
+		for range 10 {
+			k.fill(1)
+			r.after(time.Millisecond)
+		}
+		r.after(3 * time.Second)
+		r.wantPartsLost("set more: 60 elements lost, empty")
+	})
+}
+
+// TestNativeCannotBeProbed: the kernel does not answer a probe. The log says so, and the probe is
+// made again.
+func TestNativeCannotBeProbed(t *testing.T) {
+	twoListsNode(t, nil, func(t *testing.T, r *rig, k *fakeNative) {
+		k.with(func() { k.brokenProbes = errors.New("no answer") })
+		k.flushTable(bigTable)
+		r.after(3 * time.Second)
+		r.wantLog(tablesUnread)
+		k.with(func() { k.brokenProbes = nil })
+		r.after(3 * time.Second)
+		r.wantPartsLost("chain prerouting: 1 rule lost, empty", "chain services: 3 rules lost, empty")
+	})
 }
 
 // TestNativeLosesPartsAndGrows: a process takes all rules of a table, and makes it too large in the

@@ -59,7 +59,8 @@ type fakeNative struct {
 	takes              time.Duration // duration of a read
 	brokenReads        error         // for reads of tables
 	brokenHears        error         // for reads of notifications
-	brokenWrites       error         // for writes with repairs
+	brokenProbes       error
+	brokenWrites       error // for writes with repairs
 	suspect            func(native.Commit) bool
 	// kernel has the genid; nil: the fake has its own.
 	kernel *iptablestest.Fake
@@ -463,7 +464,7 @@ func (k *fakeNative) Probe(id tableid.TableID, _ []native.Change) (native.Probe,
 		after()
 		k.mu.Lock()
 	}
-	return g, errors.Join(k.fault(), k.brokenReads)
+	return g, errors.Join(k.fault(), k.brokenReads, k.brokenProbes)
 }
 
 func (k *fakeNative) Follow(wanted func(nft.Table) bool) (*native.Ruleset, error) {

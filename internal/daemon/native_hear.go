@@ -56,7 +56,7 @@ func (d *Daemon) hearNative(ctx context.Context, st *state, genid uint32) error 
 		for id, deed := range c.Deeds {
 			deed.With = r.strangerOf(id, c)
 			d.followReplay(r.tables[id], id, deed, c.Commit)
-			d.takeDeed(r, id, nativeDeed{deed, c.Commit, d.heardAt(c.Commit, since)})
+			d.takeDeed(ctx, st, id, nativeDeed{deed, c.Commit, d.heardAt(c.Commit, since)})
 		}
 	}
 	return err
@@ -90,8 +90,8 @@ func (r *nativeRealm) strangerOf(id tableid.TableID, c native.Commit) string {
 
 // takeDeed notes the deed of a commit on one table, and makes a read of the table due. A deed
 // on a table that is not guarded may be of a new one.
-func (d *Daemon) takeDeed(r *nativeRealm, id tableid.TableID, deed nativeDeed) {
-	t := r.tables[id]
+func (d *Daemon) takeDeed(ctx context.Context, st *state, id tableid.TableID, deed nativeDeed) {
+	r, t := &st.native, st.native.tables[id]
 	switch {
 	case t != nil && !nft.Newer(deed.Genid, t.genid):
 		return // it was read since
@@ -99,6 +99,11 @@ func (d *Daemon) takeDeed(r *nativeRealm, id tableid.TableID, deed nativeDeed) {
 		delete(r.immune, id)
 		r.fresh = r.fresh || deed.Made != 0 && d.cfg.Native.Protects(id)
 		return
+	}
+	probes := t.out != nil && (t.lost() || deed.MayTake() && d.committer(id, deed.commit) != native.Owner)
+	if probes && t.out.probe.IsZero() && !t.gone() { // earlier deeds were judged, or were no flush
+		d.doubtHeld(ctx, st, t)
+		t.deeds = nil
 	}
 	if len(t.deeds) >= deedsKept {
 		t.deeds, t.missed = nil, true
@@ -108,9 +113,9 @@ func (d *Daemon) takeDeed(r *nativeRealm, id tableid.TableID, deed nativeDeed) {
 	}
 	if t.out != nil {
 		t.out.take(deed)
-		if t.lost() || deed.MayTake() && d.committer(id, deed.commit) != native.Owner {
-			t.out.probe = pace.Earliest(t.out.probe, pace.Latest(time.Now().Add(captureQuiet), t.out.probed.Add(probeEvery)))
-		}
+	}
+	if probes {
+		t.out.probe = pace.Earliest(t.out.probe, pace.Latest(time.Now().Add(captureQuiet), t.out.probed.Add(probeEvery)))
 	}
 	t.deeds = append(t.deeds, deed)
 	t.touch(deed.since, time.Now(), deed.MayTake())

@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/native"
@@ -183,8 +184,10 @@ func (d *Daemon) probeNative(ctx context.Context, st *state, id tableid.TableID)
 	if err == nil {
 		g, err = d.cfg.Native.Kernel.Probe(id, native.Parts(deeds, t.finding))
 	}
-	if err != nil || g.Genid != genid { // a commit came between
-		t.out.probe = now.Add(ownersPause)
+	if err != nil || g.Genid != genid { // mostly, a commit came between
+		if t.out.probe = now.Add(ownersPause); err != nil && !errors.Is(err, nft.ErrInterrupted) {
+			d.nativeUnknown(ctx, st, err)
+		}
 		return
 	}
 	t.out.probe, t.out.probed = time.Time{}, now
@@ -195,6 +198,11 @@ func (d *Daemon) probeNative(ctx context.Context, st *state, id tableid.TableID)
 	f := d.judgeNative(id, t, seen, nil)
 	switch {
 	case f.Verdict == native.Emptied:
+		if t.finding.Lasts(g.Table) {
+			d.logMoreLost(ctx, st, id, f.Changes[len(t.finding.Changes):])
+		} else if t.lost() { // the earlier parts are back
+			d.nativeBack(ctx, st, id, true)
+		}
 		t.finding = f
 		d.reportNative(ctx, st, id, nil)
 	case t.lost():
@@ -204,6 +212,21 @@ func (d *Daemon) probeNative(ctx context.Context, st *state, id tableid.TableID)
 	d.doubtHeld(ctx, st, t)
 	t.dropDeeds(genid)
 	st.native.disk.changed(now)
+}
+
+// logMoreLost logs the parts that a table lost while it waited for a decision. Its record keeps the
+// parts of the first loss.
+func (d *Daemon) logMoreLost(ctx context.Context, st *state, id tableid.TableID, lost []native.Change) {
+	w := st.native.waiting[id]
+	if w == nil || len(lost) == 0 {
+		return
+	}
+	var parts []string
+	for _, c := range lost[:min(len(lost), flushes.NamesKept)] {
+		parts = append(parts, c.String())
+	}
+	severity.Warnings(klog.FromContext(ctx)).Info("A native table that waits for a decision has lost more", "flush", w.ID, "table", id.NFT(),
+		"parts", parts, "more", len(lost)-len(parts), "acceptTheLoss", dismissCommand)
 }
 
 // leaveUnproved notes that a table was written and is left out of the proof: it became too large

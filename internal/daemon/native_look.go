@@ -364,9 +364,6 @@ func (d *Daemon) judgeNative(id tableid.TableID, t *nativeTable, seen nativeSigh
 			t.foundAs = seen.digestOf(id)
 		}
 	}()
-	if t.out != nil && t.finding.Lasts(seen.Tables[id]) {
-		return t.finding
-	}
 	e := native.Evidence{Was: t.want, Now: seen.Tables[id], Unread: t.out != nil, Used: seen.used, Missed: t.missed || t.old || t.finding.Open(), Habits: owners.HabitsOf(id)}
 	if e.Now == nil && e.Unread && t.finding.Verdict == native.TableDeleted {
 		return t.finding
@@ -383,7 +380,10 @@ func (d *Daemon) judgeNative(id tableid.TableID, t *nativeTable, seen nativeSigh
 	for _, deed := range d.deedsUpTo(id, t, seen.Genid) {
 		e.Deeds = append(e.Deeds, deed.Deed)
 	}
-	return native.Judge(e)
+	if f = native.Judge(e); t.out != nil && t.finding.Lasts(e.Now) {
+		f = t.finding.And(f)
+	}
+	return f
 }
 
 // adoptNative accepts an owner's change, an intact table, or an operator's decision (f). It

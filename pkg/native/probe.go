@@ -3,6 +3,7 @@ package native
 import (
 	"cmp"
 	"errors"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -44,7 +45,9 @@ func Parts(deeds []*Deed, f Finding) (parts []Change) {
 		}
 	}
 	for _, c := range f.Changes {
-		add(c.Kind, c.Name, c.Lost)
+		if c.probed() {
+			add(c.Kind, c.Name, c.Lost)
+		}
 	}
 	sorting.Stable(parts, func(a, b Change) int { return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Name, b.Name)) })
 	return parts
@@ -134,16 +137,16 @@ func (k *Kernel) filled(kind nft.ObjectKind, id tableid.TableID, name string) (h
 	return has, err
 }
 
-// A standing finds the parts of a table by their names.
-type standing struct {
+// A presence finds the parts of a table by their names.
+type presence struct {
 	chains map[string]*Chain
 	sets   map[string]*Set
 }
 
-func (t *Table) standing() standing { return standing{t.chainsByName(), t.setsByName()} }
+func (t *Table) presence() presence { return presence{t.chainsByName(), t.setsByName()} }
 
-// lacks reports whether a part is gone, or is empty.
-func (s standing) lacks(p Change) (gone, empty bool) {
+// lacks reports whether a chain or set is gone, or is empty.
+func (s presence) lacks(p Change) (gone, empty bool) {
 	if p.Kind == nft.Chains {
 		c := s.chains[p.Name]
 		return c == nil, c != nil && len(c.Rules) == 0
@@ -152,19 +155,34 @@ func (s standing) lacks(p Change) (gone, empty bool) {
 	return set == nil, set != nil && len(set.Elements) == 0
 }
 
+// probed reports whether a Probe can show a change: objects and flowtables have no content.
+func (c Change) probed() bool { return c.Kind == nft.Chains || c.Kind == nft.Sets }
+
 // Lasts reports whether a part that a table lost is empty still, or gone still. The table was left
 // out when it lost the part.
 func (f Finding) Lasts(now *Table) bool {
 	if f.Verdict != Emptied || now == nil {
 		return false
 	}
-	stands := now.standing()
-	for _, c := range f.Changes {
-		if gone, empty := stands.lacks(c); c.Gone && gone || (c.Empty || c.Gone) && empty {
-			return true
+	present := now.presence()
+	return slices.ContainsFunc(f.Changes, func(c Change) bool {
+		gone, empty := present.lacks(c)
+		return c.probed() && (c.Gone && gone || (c.Empty || c.Gone) && empty)
+	})
+}
+
+// And returns a finding that lasts, together with the parts that the table lost later.
+func (f Finding) And(later Finding) Finding {
+	if later.Verdict != Emptied {
+		return f
+	}
+	f.Changes = slices.Clone(f.Changes)
+	for _, c := range later.Changes {
+		if !slices.ContainsFunc(f.Changes, func(had Change) bool { return had.Kind == c.Kind && had.Name == c.Name }) {
+			f.Changes = append(f.Changes, c)
 		}
 	}
-	return false
+	return f
 }
 
 // Took reports whether a commit took rules or elements of the lost parts.
@@ -181,15 +199,15 @@ func (f Finding) Took(d *Deed) bool {
 // them like those of a table that was read. Was gets these parts, and f.Changes the lost ones.
 func (e *Evidence) judgeUnread(f *Finding) {
 	f.Why, f.Changes = "it is small enough to be guarded", nil
-	was, stands := &Table{ID: e.Was.ID, Handle: e.Was.Handle}, e.Now.standing()
+	was, present := &Table{ID: e.Was.ID, Handle: e.Was.Handle}, e.Now.presence()
 	for _, p := range Parts(e.Deeds, Finding{}) {
-		if p.Gone, p.Empty = stands.lacks(p); p.Kind == nft.Chains {
+		if p.Gone, p.Empty = present.lacks(p); p.Kind == nft.Chains {
 			p.Lost = e.last(func(d *Deed) int { return d.Rules[p.Name] }).Rules[p.Name]
 			// Whether packets entered a chain that is gone is not known.
-			was.Chains = append(was.Chains, Chain{Name: p.Name, Base: p.Gone || stands.chains[p.Name].Base, Rules: []Rule{{}}})
+			was.Chains = append(was.Chains, Chain{Name: p.Name, Base: p.Gone || present.chains[p.Name].Base, Rules: []Rule{{}}})
 		} else if p.Lost = e.last(func(d *Deed) int { return d.Elements[p.Name] }).Elements[p.Name]; !p.Gone {
-			was.Sets = append(was.Sets, *stands.sets[p.Name])
-			p.Empty = p.Empty && !stands.sets[p.Name].fleeting()
+			was.Sets = append(was.Sets, *present.sets[p.Name])
+			p.Empty = p.Empty && !present.sets[p.Name].fleeting()
 		}
 		if p.Empty || p.Gone && p.Kind == nft.Chains {
 			f.Changes = append(f.Changes, p)

@@ -106,6 +106,32 @@ func TestJudgeOfATableThatWasTooLarge(t *testing.T) {
 	}
 }
 
+// TestLossesOfUnprobedParts: a table lost rules and a counter before it became too large. Probes show
+// rules only, so the loss ends with these. A later loss of another part is added once.
+func TestLossesOfUnprobedParts(t *testing.T) {
+	base := native.Change{Kind: nft.Chains, Name: "base", Empty: true, Lost: 2}
+	f := native.Finding{Verdict: native.Emptied, Changes: []native.Change{base, {Kind: nft.Objects, Name: "hits", Gone: true, Lost: 1}}}
+	now := &native.Table{Chains: []native.Chain{{Name: "base"}}}
+	if parts := native.Parts(nil, f); len(parts) != 1 || parts[0].Name != "base" {
+		t.Errorf("probed are %v", parts)
+	}
+	if !f.Lasts(now) {
+		t.Error("it does not last without rules")
+	}
+	now.Chains[0].Rules = make([]native.Rule, 1)
+	if f.Lasts(now) {
+		t.Error("it lasts with rules")
+	}
+	set := native.Change{Kind: nft.Sets, Name: "base", Empty: true, Lost: 9}
+	both := f.And(native.Finding{Verdict: native.Emptied, Changes: []native.Change{base, set}})
+	if diff := cmp.Diff(append(slices.Clone(f.Changes), set), both.Changes); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+	if diff := cmp.Diff(f, f.And(native.Finding{Verdict: native.Changed, Changes: []native.Change{set}})); diff != "" {
+		t.Errorf("a change is no loss (-want +got)\n%s", diff)
+	}
+}
+
 // TestProbe: canaryd looks at parts of a table of 200,000 elements, and reads few of them. It
 // sees which are empty, and which have gone.
 func TestProbe(t *testing.T) {
