@@ -187,13 +187,18 @@ func TestNativeLostOnceMore(t *testing.T) {
 				t.Errorf("on disk the record is %s (%s), and not %s (%s)", kept.Outcome, kept.Detail, f.Outcome, f.Detail)
 			}
 		}
-		want := []string{"deleted_by_owner_or_unknown: waiting: decision", "disabled: failed"}
+		want := []string{"deleted_by_owner_or_unknown: waiting: decision", "disabled: interrupted"}
 		if d := cmp.Diff(want, got); d != "" {
 			t.Errorf("records (-want +got):\n%s", d)
 		}
 		k.again(tableOf(proxyTable, "z"))
 		r.settled()
 		r.wantReady()
+		for _, f := range r.d.Status().Flushes {
+			if f.Open() || f.Stage(time.Now()) != api.Over {
+				t.Errorf("the record %s: %s is open", f.Kind, f.Outcome)
+			}
+		}
 	})
 }
 

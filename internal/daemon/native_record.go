@@ -263,10 +263,8 @@ func (d *Daemon) reportNative(ctx context.Context, st *state, id tableid.TableID
 			return
 		}
 		delete(r.waiting, id)
-		if !anyOf(r.waiting, func(other *api.Flush) bool { return other.ID == w.ID }) {
-			w.Outcome, w.Detail = reload.Failed, id.NFT()+" was lost once more without a decision: the next record waits"
-			d.keepRecord(ctx, st, *w, false, func() { d.write(ctx, *w, nil) })
-		}
+		w.Outcome, w.Detail = api.Interrupted, id.NFT()+" was lost once more without a decision: the next record waits"
+		d.keepRecord(ctx, st, *w, false, func() { d.write(ctx, *w, nil) })
 	}
 	record := d.newNativeRecord(st, t)
 	if !t.reportAt.IsZero() { // it was noticed before
@@ -404,13 +402,11 @@ func (d *Daemon) dismissNative(st *state) (tables []string, records []api.Flush)
 	return tables, st.native.waitingRecords()
 }
 
-// waitingRecords returns the records that wait for a decision, the newest first. One record may be
-// of several tables.
+// waitingRecords returns the records that wait for a decision, the newest first. Each is of one
+// table.
 func (r *nativeRealm) waitingRecords() (list []api.Flush) {
 	for _, w := range r.waiting {
-		if !slices.ContainsFunc(list, func(f api.Flush) bool { return f.ID == w.ID }) {
-			list = append(list, *w)
-		}
+		list = append(list, *w)
 	}
 	sorting.Stable(list, func(a, b api.Flush) int { return cmp.Or(b.Time.Compare(a.Time), cmp.Compare(a.ID, b.ID)) })
 	return list

@@ -389,7 +389,7 @@ var outcomeMeanings = map[api.Outcome]string{
 	api.WaitingOwner:     "deleted by name: its owner has a moment to write it again or to delete the rest",
 	api.Pending:          "it is not answered yet",
 	api.Requested:        "an operator asked for it: there is nothing to put back",
-	api.Interrupted:      "canaryd ended before its replay; a loss that the next run found has a record of its own",
+	api.Interrupted:      "canaryd ended before its replay, or the table was lost in another way; the later loss has a record of its own",
 	api.AwaitingDecision: "the rules are not put back unasked: an operator has to decide, or their owner to write them",
 	api.Dismissed:        "an operator has accepted the loss",
 }
