@@ -1,0 +1,58 @@
+package iptables
+
+import (
+	"errors"
+	"slices"
+	"testing"
+
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A process that ignores the lock flushes a table whose rules iptables-restore writes first. The
+// script is of the table before, and canaryd writes no part of it: not as text either.
+func TestATextIsNotWrittenToATableThatWasFlushed(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		behind string // the input of iptables-restore behind which the process flushes
+		hosts  bool   // the text makes two rules, so that only iptables-restore can write it
+		tables int
+	}{
+		{"before its texts are read", "-A " + TextChain, false, 1},
+		{"before the texts of the second table are read", "-A " + TextChain, false, 2},
+		{"before the refused script is written as text", "-X " + TextChain, true, 1},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			onLegacy(t, func(t *testing.T, k *Kernel, family rules.Family) {
+				text := rules.Rule{Spec: "-p tcp -m quota --quota 7 -j ACCEPT", Target: "ACCEPT"}
+				if tt.hosts {
+					hosts := map[rules.Family]string{rules.IPv4: "192.0.2.1,192.0.2.2", rules.IPv6: "2001:db8::1,2001:db8::2"}[family]
+					text.Spec = "-s " + hosts + " -j ACCEPT"
+				}
+				for _, line := range []string{"-N MINE", "-A FORWARD -p udp -j DROP", "-t mangle -N MINE"} {
+					iptablesCommand(t, Legacy, family, line)
+				}
+				scripts := []Script{replayOf(rules.Filter, "MINE", []rules.Rule{text})}
+				if tt.tables == 2 {
+					plain := rules.Rule{Spec: "-p udp -j ACCEPT", Target: "ACCEPT"}
+					scripts = slices.Insert(scripts, 0, replayOf(rules.Mangle, "MINE", []rules.Rule{plain}))
+				}
+				flush := program(Legacy, family, "")
+				standInRestore(t, k, family, `cat >"$0.in"; "$RESTORE" "$@" <"$0.in" || exit; export XTABLES_LOCKFILE="$0.lock"
+					if grep -q -e '`+tt.behind+`' "$0.in" && ! test -e "$0.done"; then touch "$0.done"; `+flush+" -F; "+flush+" -X; fi")
+				s := begin(t, k)
+				mustRead(t, s, family)
+				if err := s.Restore(t.Context(), Payload{family: scripts})[family].Err; !errors.Is(err, nft.ErrStale) {
+					t.Errorf("the error is %v", err)
+				}
+				now := mustRead(t, s, family).Tables
+				if filter := now[rules.Filter]; filter.RuleCount() > 0 || filter.Chain("MINE") != nil || filter.Chain(TextChain) != nil {
+					t.Errorf("filter is %v", filter.Chains)
+				}
+				if list := now[rules.Mangle].Rules("MINE"); len(list) > 0 {
+					t.Errorf("mangle has %v", labels(list))
+				}
+			})
+		})
+	}
+}
