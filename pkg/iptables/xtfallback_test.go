@@ -3,6 +3,7 @@ package iptables
 import (
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -55,4 +56,28 @@ func TestATextIsNotWrittenToATableThatWasFlushed(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Only iptables-restore can write a text that makes two rules. The result has the reason, which
+// names the table.
+func TestARefusedLegacyScriptHasAReason(t *testing.T) {
+	onLegacy(t, func(t *testing.T, k *Kernel, family rules.Family) {
+		hosts := map[rules.Family]string{rules.IPv4: "192.0.2.1,192.0.2.2", rules.IPv6: "2001:db8::1,2001:db8::2"}[family]
+		write := func(spec string) Written {
+			s := begin(t, k)
+			defer s.Close()
+			mustRead(t, s, family)
+			return s.Restore(t.Context(), Payload{family: {replayOf(rules.Filter, "MINE", []rules.Rule{{Spec: spec, Target: "ACCEPT"}})}})[family]
+		}
+		if w := write("-p tcp -m quota --quota 7 -j ACCEPT"); w.Err != nil || w.Detour != nil {
+			t.Errorf("a text that makes one rule: %v, %v", w.Err, w.Detour)
+		}
+		w := write("-s " + hosts + " -j ACCEPT")
+		if list := mustRead(t, k, family).Tables[rules.Filter].Rules("MINE"); w.Err != nil || len(list) != 2 {
+			t.Errorf("a text that makes two rules: %v, MINE is %v", w.Err, labels(list))
+		}
+		if w.Detour == nil || !strings.Contains(w.Detour.Error(), "table filter: ") {
+			t.Errorf("the reason is %v", w.Detour)
+		}
+	})
 }
