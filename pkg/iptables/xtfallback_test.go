@@ -58,6 +58,26 @@ func TestATextIsNotWrittenToATableThatWasFlushed(t *testing.T) {
 	}
 }
 
+// Another process makes a table and a chain while canaryd makes the same table to read the bytes of
+// texts. Its rules stay.
+func TestATextIsNotWrittenToATableThatAnotherMade(t *testing.T) {
+	onLegacy(t, func(t *testing.T, k *Kernel, family rules.Family) {
+		text := rules.Rule{Spec: "-p tcp -m quota --quota 7 -j ACCEPT", Target: "ACCEPT"}
+		other := program(Legacy, family, "") + " -t raw "
+		standInRestore(t, k, family, `"$RESTORE" "$@"; export XTABLES_LOCKFILE="$0.lock"; `+other+"-N MINE && "+other+"-A MINE -j DROP")
+		s := begin(t, k)
+		if now := mustRead(t, s, family).Tables; now[rules.Raw] != nil {
+			t.Fatalf("raw is %v", now[rules.Raw].Chains)
+		}
+		if err := s.Restore(t.Context(), Payload{family: {replayOf(rules.Raw, "MINE", []rules.Rule{text})}})[family].Err; !errors.Is(err, nft.ErrStale) {
+			t.Errorf("the error is %v", err)
+		}
+		if list := mustRead(t, s, family).Tables[rules.Raw].Rules("MINE"); len(list) != 1 || list[0].Target != "DROP" {
+			t.Errorf("MINE is %v", labels(list))
+		}
+	})
+}
+
 // Only iptables-restore can write a text that makes two rules. The result has the reason, which
 // names the table.
 func TestARefusedLegacyScriptHasAReason(t *testing.T) {
