@@ -59,23 +59,36 @@ func TestATextIsNotWrittenToATableThatWasFlushed(t *testing.T) {
 }
 
 // Another process makes a table and a chain while canaryd makes the same table to read the bytes of
-// texts. Its rules stay.
+// texts. Its rules stay, even if the chain of texts cannot be removed. The next write removes it.
 func TestATextIsNotWrittenToATableThatAnotherMade(t *testing.T) {
-	onLegacy(t, func(t *testing.T, k *Kernel, family rules.Family) {
-		text := rules.Rule{Spec: "-p tcp -m quota --quota 7 -j ACCEPT", Target: "ACCEPT"}
-		other := program(Legacy, family, "") + " -t raw "
-		standInRestore(t, k, family, `"$RESTORE" "$@"; export XTABLES_LOCKFILE="$0.lock"; `+other+"-N MINE && "+other+"-A MINE -j DROP")
-		s := begin(t, k)
-		if now := mustRead(t, s, family).Tables; now[rules.Raw] != nil {
-			t.Fatalf("raw is %v", now[rules.Raw].Chains)
-		}
-		if err := s.Restore(t.Context(), Payload{family: {replayOf(rules.Raw, "MINE", []rules.Rule{text})}})[family].Err; !errors.Is(err, nft.ErrStale) {
-			t.Errorf("the error is %v", err)
-		}
-		if list := mustRead(t, s, family).Tables[rules.Raw].Rules("MINE"); len(list) != 1 || list[0].Target != "DROP" {
-			t.Errorf("MINE is %v", labels(list))
-		}
-	})
+	for name, removal := range map[string]string{"the texts are removed": `exec "$RESTORE" "$@"`, "the texts stay": "exit 1"} {
+		t.Run(name, func(t *testing.T) {
+			onLegacy(t, func(t *testing.T, k *Kernel, family rules.Family) {
+				text := rules.Rule{Spec: "-p tcp -m quota --quota 7 -j ACCEPT", Target: "ACCEPT"}
+				other, real := program(Legacy, family, "")+" -t raw ", k.tools[family]
+				standInRestore(t, k, family, `if test -e "$0.done"; then `+removal+`; fi; touch "$0.done"
+					"$RESTORE" "$@"; export XTABLES_LOCKFILE="$0.lock"; `+other+"-N MINE && "+other+"-A MINE -j DROP")
+				s := begin(t, k)
+				if now := mustRead(t, s, family).Tables; now[rules.Raw] != nil {
+					t.Fatalf("raw is %v", now[rules.Raw].Chains)
+				}
+				if err := s.Restore(t.Context(), Payload{family: {replayOf(rules.Raw, "MINE", []rules.Rule{text})}})[family].Err; !errors.Is(err, nft.ErrStale) {
+					t.Errorf("the error is %v", err)
+				}
+				if list := mustRead(t, s, family).Tables[rules.Raw].Rules("MINE"); len(list) != 1 || list[0].Target != "DROP" {
+					t.Errorf("MINE is %v", labels(list))
+				}
+				k.tools[family] = real
+				mark := Script{Table: rules.Raw, Steps: []Step{{Verb: Append, Chain: "MINE", Rule: rules.Rule{Spec: "-p udp -j ACCEPT", Target: "ACCEPT"}}}}
+				if err := s.Restore(t.Context(), Payload{family: {mark}})[family].Err; err != nil {
+					t.Error(err)
+				}
+				if raw := mustRead(t, s, family).Tables[rules.Raw]; len(raw.Rules("MINE")) != 2 || raw.Chain(TextChain) != nil {
+					t.Errorf("raw is %v", raw.Chains)
+				}
+			})
+		})
+	}
 }
 
 // Only iptables-restore can write a text that makes two rules. The result has the reason, which

@@ -122,11 +122,12 @@ func onlyStale(err error) error {
 	return nil
 }
 
-// unstage removes TextChain, which the script of stage made.
+// unstage removes TextChain, which the script of stage made. Its error is no *RestoreError: that is
+// only for a refusal of w.script, which restore then writes as text.
 func (w *xtWrite) unstage(ctx context.Context) error {
 	remove := Script{Table: w.script.Table, Declare: []string{TextChain}, Steps: []Step{{Verb: Drop, Chain: TextChain}}}
 	if err := w.kernel.restore(context.WithoutCancel(ctx), w.family, Scripts{remove}); err != nil {
-		return fmt.Errorf("chain %s could not be removed: %w", TextChain, err)
+		return fmt.Errorf("chain %s could not be removed: %v", TextChain, err)
 	}
 	return nil
 }
