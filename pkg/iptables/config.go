@@ -28,8 +28,8 @@ type Config struct {
 	// 60 s: a restore that needs 7.7 s and is killed after 5 s fails for ever. A loaded node is
 	// slower than the measured one.
 	RestoreTimeout time.Duration
-	// ReadTimeout is the time after which a full read is killed; 0 means 30 s. iptables-nft-save
-	// retries inside itself and may never return while other processes commit.
+	// ReadTimeout is the time after which a read of nf_tables fails; 0 means 30 s. A read of
+	// legacy tables ends by itself.
 	ReadTimeout time.Duration
 	// Replay is the path on which a Restore writes; "" means ReplayAuto.
 	Replay Replay
@@ -48,7 +48,8 @@ type Replay string
 const (
 	// ReplayAuto writes directly where it can, and the rest as text.
 	ReplayAuto Replay = "auto"
-	// ReplayText writes everything through iptables-restore.
+	// ReplayText writes through iptables-restore, except for tables with opaque rules. On legacy it
+	// also excepts tables with a text whose bytes canaryd does not know yet.
 	ReplayText Replay = "text"
 	// ReplayDirect is for the nft backend only. Rules that the direct path cannot express still
 	// go through iptables-restore: a rule that names an ipset would otherwise never come back.

@@ -189,8 +189,10 @@ type Written struct {
 	At     time.Time
 	Kernel time.Duration
 	// Direct are the tables that were written by canaryd's own transactions. Each payload has
-	// one transaction for all families. All other tables were written by iptables-restore.
+	// one transaction for all families. On nft, iptables-restore wrote all other tables. On
+	// legacy the list is empty.
 	Direct []rules.TableName
-	// Detour is the reason for the other tables; nil if the direct path was not requested.
+	// Detour is the reason for the other tables; nil if the direct path was not requested. On
+	// legacy it is the reason for the scripts that x_tables refused.
 	Detour error
 }

@@ -429,14 +429,19 @@ func (s *contentSession) write(ctx context.Context, family rules.Family, scripts
 	delete(s.noted, family)
 	delete(s.left, family)
 	raced, err := s.restore(ctx, family, scripts, direct)
-	if err != nil {
-		return Written{Raced: raced, Err: err}
+	w := Written{Raced: raced, Err: err}
+	for _, i := range slices.Sorted(maps.Keys(direct)) {
+		w.Detour = oneLine([]error{w.Detour, direct[i].refused})
 	}
-	at := time.Now()
+	if err != nil {
+		return w
+	}
+	w.At = time.Now()
 	after, err := s.kernel.walk(context.WithoutCancel(ctx), family)
 	if err != nil {
-		return Written{Raced: raced, At: at, Err: fmt.Errorf("the rules were written, but: %w", err)}
+		w.Err = fmt.Errorf("the rules were written, but: %w", err)
+		return w
 	}
 	s.noted[family], s.left[family] = after.Digest, after
-	return Written{Raced: raced, At: at}
+	return w
 }

@@ -235,7 +235,7 @@ func (s *xtSocket) walk(ctx context.Context, wanted func(rules.TableName) bool, 
 }
 
 // entries calls f with all entries of a listed table, and with the table's shape. Walks use it,
-// and exactWrite before it changes a table. It reads again while the table changes; if the
+// and xtWrite before it changes a table. It reads again while the table changes; if the
 // table never rests, the error wraps unix.EAGAIN. f may use and change the bytes until it
 // returns.
 func (s *xtSocket) entries(table rules.TableName, f func(xtInfo, []byte) error) error {

@@ -50,7 +50,7 @@ func (s *xtSocket) replace(before, now xtInfo, blob []byte, was []int) error {
 		if errors.Is(err, unix.EAGAIN) {
 			err = nft.ErrStale
 		}
-		return fmt.Errorf("replacing table %s: %w", nft.String(before.raw[:xtTableNameLen]), err)
+		return fmt.Errorf("replacing it: %w", err)
 	}
 	added := make([]byte, xtCountersHeadLen, xtCountersHeadLen+len(was)*xtCounterLen)
 	copy(added, before.raw[:xtTableNameLen])

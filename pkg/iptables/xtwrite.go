@@ -18,77 +18,6 @@ import (
 // without bytes to a chain that nothing jumps to before, as nftteach.go does. Until the table is
 // replaced, no packet meets any of these rules.
 
-// Writes implements Session. It writes a rule without a text by its bytes.
-func (s *contentSession) Writes(rule rules.Rule) bool {
-	_, opaque := rule.Opaque()
-	return !opaque || rule.HasBytes() && canReplace()
-}
-
-// directly returns, by their indexes, the scripts that are written by bytes. sums are the
-// checksums of the family's tables at the guard of the Restore, by which place finds any later
-// write. A script that goes as text has only texts with known bytes: else it could not be proved.
-func (s *contentSession) directly(family rules.Family, scripts []Script, sums map[rules.TableName]uint64) map[int]*xtWrite {
-	direct := map[int]*xtWrite{}
-	for i := range scripts {
-		script := &scripts[i]
-		if !canReplace() || s.kernel.goesAsText(script) && script.textless() == nil && !s.kernel.lacksBytes(family, script) {
-			continue
-		}
-		w := &xtWrite{kernel: s.kernel, socket: s.kernel.reader.(xtReader).sockets[family], lexicon: s.kernel.lexicon(family), family: family, script: script}
-		w.sum, w.listed = sums[script.Table]
-		direct[i] = w
-	}
-	return direct
-}
-
-// restore writes scripts of one family, table by table, for write. direct has, by index, the
-// scripts to write by bytes. iptables-restore writes the others, and those whose table the kernel
-// refuses: it names the refused rule. After the first write, a stale read is found too late, and
-// counts as raced.
-func (s *contentSession) restore(ctx context.Context, family rules.Family, scripts []Script, direct map[int]*xtWrite) (raced bool, err error) {
-	var text Scripts
-	wrote := map[rules.TableName]bool{}
-	for i := range scripts {
-		if d := direct[i]; d != nil && len(scripts) > 1 && !d.anyway {
-			if err := d.teach(ctx); err != nil {
-				return false, err
-			}
-		}
-	}
-	for i := range scripts {
-		d := direct[i]
-		if d == nil {
-			text, wrote[scripts[i].Table] = append(text, scripts[i]), true
-			continue
-		}
-		if len(text) > 0 {
-			if err := s.kernel.restore(ctx, family, text); err != nil {
-				return raced, err
-			}
-			text, ctx = nil, context.WithoutCancel(ctx) // all of it belongs together
-		}
-		if wrote[d.script.Table] {
-			if err := d.lookAgain(nil); err != nil {
-				return raced, err
-			}
-		}
-		d.anyway = d.anyway || len(wrote) > 0
-		err := d.write(ctx)
-		raced = raced || d.raced
-		if _, refused := errors.AsType[*RestoreError](err); refused && d.script.textless() == nil {
-			err = s.kernel.restore(ctx, family, Scripts{*d.script})
-		}
-		if err != nil {
-			return raced, err
-		}
-		wrote[d.script.Table], ctx = true, context.WithoutCancel(ctx)
-	}
-	if len(text) == 0 {
-		return raced, nil
-	}
-	return raced, s.kernel.restore(ctx, family, text)
-}
-
 // An xtWrite is the write of one script.
 type xtWrite struct {
 	kernel  *Kernel
@@ -98,10 +27,11 @@ type xtWrite struct {
 	script  *Script
 	anyway  bool // also after another process's write since the guard, which raced reports
 	raced   bool
+	refused error // why iptables-restore writes the script; else nil
 
 	listed bool   // the table exists
 	sum    uint64 // of the table's bytes before
-	// The chains and the checksum of the content before, if staged has any rule.
+	// The chains and the checksum of the content before, if staged has any rule; else 0.
 	chains  map[string]bool
 	content uint64
 	staged  []int        // the steps with rules for iptables-restore, in order
@@ -132,15 +62,14 @@ func (w *xtWrite) write(ctx context.Context) error {
 	}
 	for range placeTries {
 		var failed error // apart from errors of the read, which would be repeated
-		err = w.socket.entries(w.script.Table, func(info xtInfo, data []byte) error {
-			failed = w.place(info, data)
+		err = w.read(func(content *xtContent, sum uint64) error {
+			if failed = w.place(content, sum); failed != nil {
+				failed = fmt.Errorf("table %s: %w", w.script.Table, failed)
+			}
 			return nil
 		})
 		if err = cmp.Or(err, failed); err == nil {
 			return nil
-		}
-		if errors.Is(err, unix.EAGAIN) { // by the read: the table never stayed unchanged
-			err = nft.ErrStale
 		}
 		if !w.anyway || !errors.Is(err, nft.ErrStale) {
 			break
@@ -173,20 +102,13 @@ func (w *xtWrite) teach(ctx context.Context) error {
 	if err := w.kernel.restore(ctx, w.family, Scripts{stage}); err != nil {
 		return nil
 	}
-	err = w.socket.entries(w.script.Table, func(info xtInfo, data []byte) error {
-		content, err := takeApart(w.family, info, data)
-		if err == nil {
-			err = w.take(content, info, data)
-		}
-		return err
-	})
-	before := w.content
+	err = w.read(w.take)
 	if w.unstage(ctx) == nil && err == nil {
-		err = w.lookAgain(func(now *xtContent) error {
-			if before != 0 && now.sum() != before {
+		err = w.read(func(now *xtContent, sum uint64) error {
+			if w.moved(now, sum) {
 				return nft.ErrStale
 			}
-			return nil
+			return w.note(now, sum)
 		})
 	}
 	return onlyStale(err)
@@ -200,11 +122,12 @@ func onlyStale(err error) error {
 	return nil
 }
 
-// unstage removes TextChain, which the script of stage made.
+// unstage removes TextChain, which the script of stage made. Its error is no *RestoreError: that is
+// only for a refusal of w.script, which restore then writes as text.
 func (w *xtWrite) unstage(ctx context.Context) error {
 	remove := Script{Table: w.script.Table, Declare: []string{TextChain}, Steps: []Step{{Verb: Drop, Chain: TextChain}}}
 	if err := w.kernel.restore(context.WithoutCancel(ctx), w.family, Scripts{remove}); err != nil {
-		return fmt.Errorf("chain %s could not be removed: %w", TextChain, err)
+		return fmt.Errorf("chain %s could not be removed: %v", TextChain, err)
 	}
 	return nil
 }
@@ -219,27 +142,60 @@ func (w *xtWrite) refusal(err error, textless bool) *RestoreError {
 	return refused
 }
 
-// lookAgain notes the checksum of the table after canaryd has written it. check, which may be nil,
-// gets its content.
-func (w *xtWrite) lookAgain(check func(*xtContent) error) error {
-	w.listed = true
-	return w.socket.entries(w.script.Table, func(info xtInfo, data []byte) (err error) {
-		if w.sum, err = w.sumOf(info, data); err != nil || check == nil {
+// read calls f with the table's content, and with a checksum of its bytes, as tableSum makes for a
+// guard. The error is nft.ErrStale if the table never stays unchanged.
+func (w *xtWrite) read(f func(content *xtContent, sum uint64) error) error {
+	err := w.socket.entries(w.script.Table, func(info xtInfo, data []byte) error {
+		// The walk masks bytes that are not content.
+		if err := walkEntries(w.family, info, data, xtVisitor{chain: func(string, int) {}, rule: func(xtRule) {}}); err != nil {
 			return err
 		}
 		content, err := takeApart(w.family, info, data)
 		if err != nil {
 			return err
 		}
-		return check(content)
+		return f(content, tableSum(info, data))
 	})
+	if errors.Is(err, unix.EAGAIN) {
+		return nft.ErrStale
+	}
+	return err
 }
 
-// sumOf returns a checksum of the table's bytes, as tableSum does for a guard. It masks bytes
-// that are not content.
-func (w *xtWrite) sumOf(info xtInfo, data []byte) (uint64, error) {
-	err := walkEntries(w.family, info, data, xtVisitor{chain: func(string, int) {}, rule: func(xtRule) {}})
-	return tableSum(info, data), err
+// note notes the checksum of the table after canaryd has written it.
+func (w *xtWrite) note(_ *xtContent, sum uint64) error {
+	w.sum, w.listed = sum, true
+	return nil
+}
+
+// moved reports whether another process wrote since the guard. The content has no TextChain any
+// more. A table that stage made is empty.
+func (w *xtWrite) moved(content *xtContent, sum uint64) bool {
+	switch {
+	case !w.listed:
+		return slices.ContainsFunc(content.chains, func(c *xtPieces) bool { return c.head != nil || len(c.rules) > 0 })
+	case w.content == 0: // iptables-restore has written nothing
+		return sum != w.sum
+	}
+	return content.sum() != w.content
+}
+
+// unmoved returns nft.ErrStale if another process wrote since the guard. restore calls it before
+// iptables-restore writes a refused script, which may not fit any more.
+func (w *xtWrite) unmoved() error {
+	if !w.listed { // a query would create the table
+		return nil
+	}
+	err := w.read(func(content *xtContent, sum uint64) error {
+		if w.moved(content, sum) {
+			return w.stale()
+		}
+		return nil
+	})
+	if w.anyway {
+		return nil
+	}
+	return err
 }
 
 // look notes the table's chains, and a checksum of the content that does not count TextChain,
@@ -252,17 +208,11 @@ func (w *xtWrite) look() error {
 	if !w.listed { // a query would create the table
 		return nil
 	}
-	return w.socket.entries(w.script.Table, func(info xtInfo, data []byte) error {
-		sum, err := w.sumOf(info, data)
-		if err == nil && sum != w.sum {
-			err = w.stale()
-		}
-		if err != nil {
-			return err
-		}
-		content, err := takeApart(w.family, info, data)
-		if err != nil {
-			return err
+	return w.read(func(content *xtContent, sum uint64) error {
+		if w.moved(content, sum) {
+			if err := w.stale(); err != nil {
+				return err
+			}
 		}
 		content.remove(TextChain)
 		for _, c := range content.chains {
@@ -288,7 +238,8 @@ func (w *xtWrite) stale() error {
 // to its own chain instead. The error refuses the script.
 func (w *xtWrite) stage() (Script, error) {
 	stage := Script{Table: w.script.Table, Declare: []string{TextChain}}
-	w.pieces, w.jumps, w.staged, w.numbers.index = make([]xtPiece, len(w.script.Steps)), map[int]bool{}, nil, w.kernel.sets
+	w.pieces, w.jumps, w.staged, w.content = make([]xtPiece, len(w.script.Steps)), map[int]bool{}, nil, 0
+	w.numbers.index, w.numbers.used = w.kernel.sets, nil
 	for i := range w.script.Steps {
 		step := &w.script.Steps[i]
 		if step.Verb == Flush || step.Verb == Drop || step.Verb == Delete && step.Index > 0 {
@@ -302,7 +253,7 @@ func (w *xtWrite) stage() (Script, error) {
 		} else if step.Verb == Delete {
 			var err error
 			if w.pieces[i], err = w.piece(&step.Rule); err != nil {
-				return stage, w.refusal(err, opaque)
+				return stage, w.refusal(fmt.Errorf("table %s: %w", w.script.Table, err), opaque)
 			}
 			w.pieces[i].bytes = slices.Clone(w.pieces[i].bytes)
 		}
@@ -362,12 +313,8 @@ func (w *xtWrite) piece(rule *rules.Rule) (xtPiece, error) {
 // place changes the table that was read, and immediately replaces it; write calls it with a
 // fresh read. It returns nft.ErrStale if another process wrote since the guard; with anyway, only
 // if one wrote since the read.
-func (w *xtWrite) place(info xtInfo, data []byte) error {
-	content, err := takeApart(w.family, info, data)
-	if err != nil {
-		return err
-	}
-	if err := w.take(content, info, data); err != nil {
+func (w *xtWrite) place(content *xtContent, sum uint64) error {
+	if err := w.take(content, sum); err != nil {
 		return err
 	}
 	if err := content.declare(w.script.Declare); err != nil {
@@ -387,25 +334,21 @@ func (w *xtWrite) place(info xtInfo, data []byte) error {
 	if err != nil {
 		return err
 	}
-	return w.socket.replace(info, now, out.mem[:out.used], was)
+	return w.socket.replace(content.info, now, out.mem[:out.used], was)
 }
 
 // take takes TextChain out of the content, and notes the bytes of its rules, for place and teach.
 // The error is nft.ErrStale if another process wrote since the guard (stale). It is, too, if rules
 // in force turned out to have these texts: the script would write them a second time.
-func (w *xtWrite) take(content *xtContent, info xtInfo, data []byte) error {
-	sum, err := w.sumOf(info, data)
-	if err != nil {
-		return err
-	}
+func (w *xtWrite) take(content *xtContent, sum uint64) error {
 	text := content.remove(TextChain)
-	if len(w.staged) > 0 && (text == nil || len(text.rules) != len(w.staged)) {
-		return fmt.Errorf("%w: chain %s does not hold the %d rules that iptables-restore wrote", errScript, TextChain, len(w.staged))
-	}
-	if w.listed && (len(w.staged) == 0 && sum != w.sum || len(w.staged) > 0 && content.sum() != w.content) {
+	if w.moved(content, sum) {
 		if err := w.stale(); err != nil {
 			return err
 		}
+	}
+	if len(w.staged) > 0 && (text == nil || len(text.rules) != len(w.staged)) {
+		return fmt.Errorf("%w: chain %s does not hold the %d rules that iptables-restore wrote", errScript, TextChain, len(w.staged))
 	}
 	revealed := w.lexicon.revealed.Load()
 	for n, i := range w.staged {
