@@ -63,6 +63,9 @@ func (o owner) next(t *rules.Table) *rules.Table {
 			chains[i].Rules = o.rules(name)
 		}
 	}
+	if own := chains[4:]; !o.sorted && len(own) > 1 && o.IntN(4) == 0 {
+		own[0], own[len(own)-1] = own[len(own)-1], own[0]
+	}
 	if o.sorted {
 		slices.SortFunc(chains[4:], func(a, b rules.Chain) int { return strings.Compare(a.Name, b.Name) })
 	}
