@@ -38,6 +38,9 @@ type tableState struct {
 	missing     []missing
 	missingSaid time.Time // when the log said so last
 	policies    accepted.Policies
+	// doubted has the chains of which keepDoubted keeps the former rules, and the times since
+	// when they lack some.
+	doubted map[string]time.Time
 	// settled is the last read whose whole content the generation has.
 	settled culprit.Read
 	// standing is the table as the last read showed it while nothing was lost.
@@ -199,6 +202,7 @@ func (d *Daemon) learn(st *state, id rules.TableID, seen rules.Section, finding 
 	learned := st.generation.learned
 	before, first := learned.Generation[id], !learned.Knows(f, t)
 	seen, podsWait := d.learnable(st, id, seen, now)
+	seen, doubtOver := d.keepDoubted(st, id, seen, now)
 	next, again := learned.Learn(f, t, seen, finding, now)
 	next = d.releaseRemoved(st, id, before, next)
 	changed := !before.Equal(next.Generation[id])
@@ -207,9 +211,12 @@ func (d *Daemon) learn(st *state, id rules.TableID, seen rules.Section, finding 
 	}
 	st.generation.learned = next
 	ts.verdict = canary.Intact
-	if ts.pending = !again.IsZero() || len(finding.Waiting) > 0 || podsWait; ts.pending {
+	if ts.pending = !again.IsZero() || !doubtOver.IsZero() || len(finding.Waiting) > 0 || podsWait; ts.pending {
 		ts.verdict = canary.Changed
 		fs.examined.plan(again)
+	}
+	if !doubtOver.IsZero() { // reads next to a busy writer keep their pauses
+		fs.examined.plan(pace.Latest(doubtOver, fs.examined.readEnd.Add(fs.examined.pause)))
 	}
 	switch {
 	case first && protect.OnDemand(t): // its owner wrote its first rule

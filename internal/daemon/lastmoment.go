@@ -2,9 +2,12 @@ package daemon
 
 import (
 	"context"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/canaryd/canaryd/internal/culprit"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/protect"
@@ -64,4 +67,42 @@ func (d *Daemon) learnLastMoment(st *state, f rules.Family, digest uint64) {
 		st.generation.made = reload.MadeByOwners
 		st.relearn(learned, now, fs)
 	}
+}
+
+// keepDoubted returns seen with the former rules of doubted chains. Such a chain has fewer rules,
+// and no owner is known to have removed these: it may be the first half of a flush. Its
+// change is learned after captureQuiet without another one in the family, at the latest after
+// captureMost; again is that time, or zero. All changes on legacy are learned so late. Emptied and
+// removed chains wait longer, in Learned.Learn.
+func (d *Daemon) keepDoubted(st *state, id rules.TableID, seen rules.Section, now time.Time) (kept rules.Section, again time.Time) {
+	fs, ts, before := st.families[id.Family], st.table(id), st.generation.learned.Generation[id]
+	since, upto := ts.doubted, culprit.Read{Digest: fs.examined.digest, At: now}
+	kept, ts.doubted = seen, nil
+	if !fs.looked.stamp.Exact || len(st.quarantine.rules[id]) > 0 {
+		return kept, again
+	}
+	inquire := sync.OnceValue(func() culprit.Inquiry { return d.inquire(context.Background()) })
+	for _, changed := range rules.ChangedChains(before.Chains, seen.Chains) {
+		if changed.Was < 0 || changed.Is < 0 {
+			continue
+		}
+		was, is := before.Chains[changed.Was], seen.Chains[changed.Is]
+		if len(is.Rules) == 0 || len(is.Rules) >= len(was.Rules) || was.LeftOut() || is.LeftOut() {
+			continue
+		}
+		first, known := since[is.Name]
+		if !known {
+			first = fs.examined.since
+		}
+		over := pace.Earliest(fs.examined.moved.Add(captureQuiet), first.Add(captureMost))
+		if !now.Before(over) || inquire().ByOwner(id, ts.settled, upto, is.Name, "") {
+			continue
+		}
+		if ts.doubted == nil {
+			ts.doubted, kept.Chains = map[string]time.Time{}, slices.Clone(seen.Chains)
+		}
+		ts.doubted[is.Name], kept.Chains[changed.Is].Rules = first, was.Rules
+		again = pace.Earliest(again, over)
+	}
+	return kept, again
 }

@@ -116,6 +116,37 @@ func TestRemovedAtTheLastMoment(t *testing.T) {
 	}
 }
 
+// TestFirstHalfOfAFlush: a script deletes a rule of a chain, and empties the table a moment later,
+// when canaryd has read the first step. That step is no owner's decision: the rule returns. An
+// owner's step lasts, and so do a replaced rule and any step after a longer time.
+func TestFirstHalfOfAFlush(t *testing.T) {
+	const leads = "CNI-HOSTPORT-DNAT -p tcp --dport 8088 -j " + young
+	for name, line := range map[string]string{"a rule deleted": "-D " + leads, "a rule replaced": "-R " + young + " 1 -j ACCEPT"} {
+		for _, comm := range []string{"agent", "portmap"} {
+			for _, pause := range []time.Duration{captureSoon + 5*time.Millisecond, captureQuiet - 5*time.Millisecond, time.Second} {
+				bubble(t, fmt.Sprintf("%s by %s/%v", name, comm, pause), func(t *testing.T) {
+					r := start(t, iptables.NFT, setup{})
+					r.youngPod()
+					r.after(20 * time.Second)
+					for _, f := range rules.Families() {
+						must(t, r.fake.As(78, comm).RestoreNoflush(f, section(rules.Nat, line)))
+					}
+					r.after(pause)
+					for _, f := range rules.Families() {
+						must(t, r.fake.As(79, "iptables").Flush(f, rules.Nat, ""))
+					}
+					r.after(20 * time.Second)
+					deleted := line[1] == 'D'
+					for _, f := range rules.Families() {
+						r.wantYoungRules("after the flush", f, !deleted || comm == "agent" && pause < captureQuiet, deleted)
+					}
+					r.wantReady()
+				})
+			}
+		}
+	}
+}
+
 // TestRemovedByAnOwnersName: a script with the name of a CNI plugin removes a rule, and then
 // flushes the table. The rule comes back: its removal was half of the flush.
 func TestRemovedByAnOwnersName(t *testing.T) {

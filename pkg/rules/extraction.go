@@ -114,7 +114,8 @@ func (p Protection) ownChains(last Extraction, t *Table) Extraction {
 	for len(before) > 0 {
 		drop()
 	}
-	if len(ChangedChains(last.own, x.own)) == 0 && last.table != nil {
+	same := func(a, b Chain) bool { return a.Name == b.Name && sameMemory(a.Rules, b.Rules) }
+	if slices.EqualFunc(last.own, x.own, same) { // in the same order, too: next relies on it
 		x.own = last.own
 	}
 	return x
@@ -133,10 +134,12 @@ func (x *Extraction) add(p Protection, c *Chain) {
 	}
 }
 
-// forget undoes add for a chain of the earlier table that is gone or changed.
+// forget undoes add for a chain of the earlier table that is gone or changed. If the order of
+// the chains has changed, add has already counted the same chain again.
 func (x *Extraction) forget(p Protection, c *Chain) {
 	if c.LeftOut() {
-		x.leftOut = slices.DeleteFunc(x.leftOut, func(name string) bool { return name == c.Name })
+		i := slices.Index(x.leftOut, c.Name)
+		x.leftOut = slices.Delete(x.leftOut, i, i+1)
 		return
 	}
 	for _, r := range c.Rules {
