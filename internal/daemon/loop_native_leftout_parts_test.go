@@ -158,8 +158,8 @@ func TestNativeLeftOutHasPartsBack(t *testing.T) {
 	}
 }
 
-// TestNativeLeftOutLosesMore: a table that waits loses another part. The loss lasts until both parts
-// are back. A later loss gets a record of its own.
+// TestNativeLeftOutLosesMore: a table that waits loses another part. The loss lasts until both
+// parts are back. A later loss gets a record of its own.
 func TestNativeLeftOutLosesMore(t *testing.T) {
 	twoListsNode(t, nil, func(t *testing.T, r *rig, k *fakeNative) {
 		flush := func(unit string, do func()) {

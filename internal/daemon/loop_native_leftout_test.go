@@ -278,7 +278,7 @@ func TestNativeExpires(t *testing.T) {
 				reads := 0
 				k.with(func() { reads = k.read[bigTable] })
 				if reads > 7 {
-					t.Errorf("%d reads of a table that nobody changed", reads)
+					t.Errorf("%d reads of an unchanged table", reads)
 				}
 				k.expire(test.of)
 				r.after(test.within + time.Second)

@@ -60,14 +60,14 @@ var errNativeTooMany = errors.New("native tables are larger than canaryd keeps: 
 // countAt returns when a table that is left out may be counted again. A deleted table is counted
 // as soon as it exists again.
 func (t *nativeTable) countAt() time.Time {
-	if !t.stands() {
+	if !t.remains() {
 		return time.Time{}
 	}
 	return t.out.next
 }
 
-// stands reports whether a table that is left out exists, and has lost no more than parts.
-func (t *nativeTable) stands() bool {
+// remains reports whether a table that is left out exists, and has lost no more than parts.
+func (t *nativeTable) remains() bool {
 	return !t.accept && (!t.lost() || t.finding.Verdict == native.Emptied)
 }
 
@@ -83,7 +83,7 @@ func (d *Daemon) takeNativeLeftOut(ctx context.Context, st *state, seen *native.
 		if t == nil {
 			t = &nativeTable{wrote: now}
 		}
-		if t.out == nil || !t.stands() {
+		if t.out == nil || !t.remains() {
 			d.leaveNativeOut(ctx, st, id, t, w)
 		}
 		t = r.tables[id]
@@ -115,7 +115,7 @@ func (t *nativeTable) dropDeeds(genid uint32) {
 
 // due reports whether the table is to be read: it may differ, or may fit without a commit.
 func (t *nativeTable) due() bool {
-	return !t.dirty.IsZero() || t.out != nil && t.out.fleeting && t.stands()
+	return !t.dirty.IsZero() || t.out != nil && t.out.fleeting && t.remains()
 }
 
 // leaveNativeOut drops the content of a table that is left out from now on. A loss of the table is
@@ -191,7 +191,7 @@ func (d *Daemon) probeNative(ctx context.Context, st *state, id tableid.TableID)
 		return
 	}
 	t.out.probe, t.out.probed = time.Time{}, now
-	if g.Table == nil || !t.stands() { // a read judges it
+	if g.Table == nil || !t.remains() { // a read judges it
 		return
 	}
 	seen := nativeSight{Ruleset: &native.Ruleset{Genid: genid, Tables: map[tableid.TableID]*native.Table{id: g.Table}}, used: g.Used}
@@ -271,7 +271,7 @@ func (r *nativeRealm) knowsAll() bool {
 // leftOut returns the existing tables that are left out, for a Status.
 func (r *nativeRealm) leftOut() (list []api.NativeLeftOut) {
 	for _, id := range r.ids() {
-		if t := r.tables[id]; t.out != nil && t.stands() {
+		if t := r.tables[id]; t.out != nil && t.remains() {
 			list = append(list, api.NativeLeftOut{Family: id.Family.NFT(), Table: id.NFT(), Rules: t.out.units})
 		}
 	}

@@ -106,8 +106,8 @@ func TestJudgeOfATableThatWasTooLarge(t *testing.T) {
 	}
 }
 
-// TestLossesOfUnprobedParts: a table lost rules and a counter before it became too large. Probes show
-// rules only, so the loss ends with these. A later loss of another part is added once.
+// TestLossesOfUnprobedParts: a table lost rules and a counter before it became too large. Probes
+// show rules only, so the loss ends with these. A later loss of another part is added once.
 func TestLossesOfUnprobedParts(t *testing.T) {
 	base := native.Change{Kind: nft.Chains, Name: "base", Empty: true, Lost: 2}
 	f := native.Finding{Verdict: native.Emptied, Changes: []native.Change{base, {Kind: nft.Objects, Name: "hits", Gone: true, Lost: 1}}}

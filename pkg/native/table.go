@@ -28,7 +28,7 @@ type Ruleset struct {
 	// LeftOut has the tables that are too large, with their weights at the last count: Tables lacks
 	// them. A count ends where the table is too large. These need not be tables of this capture.
 	LeftOut map[tableid.TableID]nft.Weight
-	// Fleeting has the tables of this read of which packets or time may change sets. Such a table
+	// Fleeting has the tables of this read with sets that packets or time may change. Such a table
 	// may fit again without a commit.
 	Fleeting map[tableid.TableID]bool
 	budget   budget // the Kernel's next one

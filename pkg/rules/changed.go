@@ -10,7 +10,7 @@ import (
 type ChangedChain struct{ Was, Is int }
 
 // ChangedChains returns the chains that differ between two lists: first those of was, in their
-// order, then those that only is has. It compares memory, so their rules may still be equal. A
+// order, then the chains of is alone. It compares memory, so their rules may still be equal. A
 // read keeps unchanged chains in the same memory, so the result of a few changes is short.
 func ChangedChains(was, is []Chain) []ChangedChain {
 	if len(was) == len(is) && (len(was) == 0 || &was[0] == &is[0]) {

@@ -258,8 +258,8 @@ func (s Section) Equal(o Section) bool {
 	return len(s.Chains) == len(o.Chains) && slices.EqualFunc(s.Jumps, o.Jumps, equalJump) && s.equalChains(o)
 }
 
-// Same reports whether two sections are equal in everything, and their chains are the same
-// memory. Then Learn has nothing to take over.
+// Same reports whether two sections are equal but for the order of chains, and their chains are
+// the same memory. Then Learn has nothing to take over.
 func (s Section) Same(o Section) bool {
 	return len(ChangedChains(s.Chains, o.Chains)) == 0 && slices.EqualFunc(s.Jumps, o.Jumps, equalJump) && maps.Equal(s.Policies, o.Policies) && slices.Equal(s.LedTo, o.LedTo) &&
 		slices.Equal(s.Alone, o.Alone) && slices.Equal(s.DependsOn, o.DependsOn)
