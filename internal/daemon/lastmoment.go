@@ -49,7 +49,7 @@ func (d *Daemon) learnLastMoment(st *state, f rules.Family, digest uint64) {
 			continue
 		}
 		x := d.examiner(st).Examine(before, d.job(st, f))[t]
-		if v := x.Finding.Verdict; x.Finding.Err != nil || v != canary.Intact && v != canary.Changed {
+		if x.Finding.Err != nil || !slices.Contains(ofOwners, x.Finding.Verdict) {
 			continue
 		}
 		_, seen := x.Section.Split(st.declared.now.Claims)
@@ -68,6 +68,10 @@ func (d *Daemon) learnLastMoment(st *state, f rules.Family, digest uint64) {
 		st.relearn(learned, now, fs)
 	}
 }
+
+// ofOwners are the verdicts on tables whose chains hold the rules of their owners. Where only
+// jumps are missing, a process had flushed a built-in chain.
+var ofOwners = []canary.Verdict{canary.Intact, canary.Changed, canary.JumpsMissing}
 
 // keepDoubted returns seen with the former rules of doubted chains. Such a chain has fewer rules,
 // and no owner is known to have removed these: it may be the first half of a flush. Its

@@ -73,6 +73,27 @@ func TestTheLastMomentBeforeAFlush(t *testing.T) {
 	}
 }
 
+// TestTheLastMomentBetweenTwoFlushes: a process flushes a built-in chain, an owner writes rules, and
+// a flush of the table follows before any read. The owner's rules return with the others.
+func TestTheLastMomentBetweenTwoFlushes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, iptables.NFT, setup{})
+		for _, f := range rules.Families() {
+			must(t, r.fake.As(79, "iptables").Flush(f, rules.Nat, "POSTROUTING"))
+		}
+		for _, f := range rules.Families() {
+			r.fake.Before(f, 1<<31) // a read showed the first flush, and its replay found other writers
+		}
+		r.youngPod()
+		for _, f := range rules.Families() {
+			must(t, r.fake.As(79, "iptables").Flush(f, rules.Nat, ""))
+		}
+		r.after(20 * time.Second)
+		r.wantYoungPod("after the second flush", true)
+		r.wantReady()
+	})
+}
+
 // TestRemovedAtTheLastMoment: the portmap plugin removes a host port right before a flush of any
 // kind, before any read or right after one, from which canaryd has not learned the removal yet. The
 // rules stay away, in chains that keep others too. If a process that is no owner has removed one of
