@@ -91,7 +91,7 @@ type Kernel interface {
 	Takings(context.Context) iptables.Takings
 	// Before returns, by table, a family as it was right before a commit that may be part of a
 	// flush, on nft. A read with this digest must show the commit. Each state is returned once.
-	Before(f rules.Family, digest uint64) map[rules.TableName]iptables.Snapshot
+	Before(f rules.Family, digest uint64) map[rules.TableName][]iptables.Snapshot
 	Info() iptables.Info
 	Families() []rules.Family
 }

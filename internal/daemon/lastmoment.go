@@ -41,37 +41,41 @@ func (d *Daemon) latest(st *state) func(rules.Family, uint64) rules.Generation {
 // of a flush. learnLastMoment learns nothing of a table that was lost then: the table may hold
 // rules of a saved file.
 func (d *Daemon) learnLastMoment(st *state, f rules.Family, digest uint64) {
-	fs, now := st.families[f], time.Now()
-	for t, before := range d.cfg.Kernel.Before(f, digest) {
-		id, ts := f.Table(t), fs.tables[t]
-		learned := st.generation.learned
-		if ts == nil || !learned.Knows(f, t) || ts.standing.table == nil || before.Older(ts.standing.digest) {
-			continue
+	for t, moments := range d.cfg.Kernel.Before(f, digest) {
+		for _, before := range moments {
+			d.learnMoment(st, f.Table(t), before)
 		}
-		x := d.examiner(st).Examine(before, d.job(st, f))[t]
-		if x.Finding.Err != nil || !slices.Contains(ofOwners, x.Finding.Verdict) {
-			continue
-		}
-		_, seen := x.Section.Split(st.declared.now.Claims)
-		was := learned.Generation[id]
-		next := reload.Grown(was, seen)
-		if len(st.quarantine.rules[id]) == 0 { // else seen lacks rules that no process removed
-			q, upto := d.inquire(context.Background()), culprit.Read{Digest: before.Digest, At: now}
-			next = reload.Cut(next, seen, func(chain, target string) bool { return q.ByOwner(id, ts.settled, upto, chain, target) })
-		}
-		if next.Equal(was) {
-			continue
-		}
-		st.accept(id, was, next, now)
-		learned.Generation = learned.Generation.With(id, next)
-		st.generation.made = reload.MadeByOwners
-		st.relearn(learned, now, fs)
 	}
 }
 
-// ofOwners are the verdicts on tables whose chains hold the rules of their owners. Where only
-// jumps are missing, a process had flushed a built-in chain.
-var ofOwners = []canary.Verdict{canary.Intact, canary.Changed, canary.JumpsMissing}
+// learnMoment takes into the generation the rules that owners had written and removed in one table
+// before a commit.
+func (d *Daemon) learnMoment(st *state, id rules.TableID, before iptables.Snapshot) {
+	fs, ts, learned, now := st.families[id.Family], st.table(id), st.generation.learned, time.Now()
+	if ts == nil || !learned.Knows(id.Family, id.Name) || ts.standing.table == nil || before.Older(ts.standing.digest) {
+		return
+	}
+	x := d.examiner(st).Examine(before, d.job(st, id.Family))[id.Name]
+	v := x.Finding.Verdict
+	onlyJumps := v == canary.JumpsMissing && !ts.learningStopped // a flush of a built-in chain
+	if x.Finding.Err != nil || v != canary.Intact && v != canary.Changed && !onlyJumps {
+		return
+	}
+	_, seen := x.Section.Split(st.declared.now.Claims)
+	was := learned.Generation[id]
+	next := reload.Grown(was, seen)
+	if len(st.quarantine.rules[id]) == 0 { // else seen lacks rules that no process removed
+		q, upto := d.inquire(context.Background()), culprit.Read{Digest: before.Digest, At: now}
+		next = reload.Cut(next, seen, func(chain, target string) bool { return q.ByOwner(id, ts.settled, upto, chain, target) })
+	}
+	if next.Equal(was) {
+		return
+	}
+	st.accept(id, was, next, now)
+	learned.Generation = learned.Generation.With(id, next)
+	st.generation.made = reload.MadeByOwners
+	st.relearn(learned, now, fs)
+}
 
 // keepDoubted returns seen with the former rules of doubted chains. Such a chain has fewer rules,
 // and no owner is known to have removed these: it may be the first half of a flush. Its

@@ -74,24 +74,31 @@ func TestTheLastMomentBeforeAFlush(t *testing.T) {
 }
 
 // TestTheLastMomentBetweenTwoFlushes: a process flushes a built-in chain, an owner writes rules, and
-// a flush of the table follows before any read. The owner's rules return with the others.
+// a flush of the table follows before any read, or after one whose replay had no time. The owner's
+// rules return with the others.
 func TestTheLastMomentBetweenTwoFlushes(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := start(t, iptables.NFT, setup{})
-		for _, f := range rules.Families() {
-			must(t, r.fake.As(79, "iptables").Flush(f, rules.Nat, "POSTROUTING"))
+	for _, chain := range []string{"PREROUTING", "POSTROUTING"} {
+		for _, read := range []bool{false, true} {
+			bubble(t, fmt.Sprintf("%s/read %t", chain, read), func(t *testing.T) {
+				r := start(t, iptables.NFT, setup{})
+				flush := func(chain string) {
+					for _, f := range rules.Families() {
+						must(t, r.fake.As(79, "iptables").Flush(f, rules.Nat, chain))
+						if read {
+							r.fake.Before(f, 1<<31)
+						}
+						read = false
+					}
+				}
+				flush(chain)
+				r.youngPod()
+				flush("")
+				r.after(20 * time.Second)
+				r.wantYoungPod("after the second flush", true)
+				r.wantReady()
+			})
 		}
-		for _, f := range rules.Families() {
-			r.fake.Before(f, 1<<31) // a read showed the first flush, and its replay found other writers
-		}
-		r.youngPod()
-		for _, f := range rules.Families() {
-			must(t, r.fake.As(79, "iptables").Flush(f, rules.Nat, ""))
-		}
-		r.after(20 * time.Second)
-		r.wantYoungPod("after the second flush", true)
-		r.wantReady()
-	})
+	}
 }
 
 // TestRemovedAtTheLastMoment: the portmap plugin removes a host port right before a flush of any
@@ -306,10 +313,10 @@ func TestTheLastMomentWhileLearningIsStopped(t *testing.T) {
 type anEarlierMoment struct {
 	*iptablestest.Fake
 	armed *bool
-	old   map[rules.TableName]iptables.Snapshot
+	old   map[rules.TableName][]iptables.Snapshot
 }
 
-func (k anEarlierMoment) Before(f rules.Family, _ uint64) map[rules.TableName]iptables.Snapshot {
+func (k anEarlierMoment) Before(f rules.Family, _ uint64) map[rules.TableName][]iptables.Snapshot {
 	if !*k.armed || f != rules.IPv4 {
 		return nil
 	}
@@ -322,7 +329,7 @@ func TestTheLastMomentIsNoOlderThanARead(t *testing.T) {
 	for _, waits := range []bool{false, true} {
 		t.Run(fmt.Sprint(waits), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				fake, armed, old := loadedFake(t, iptables.NFT), false, map[rules.TableName]iptables.Snapshot{}
+				fake, armed, old := loadedFake(t, iptables.NFT), false, map[rules.TableName][]iptables.Snapshot{}
 				r := startOn(t, fake, setup{kernel: anEarlierMoment{fake, &armed, old}})
 				r.youngPod()
 				r.after(20 * time.Second)
@@ -337,7 +344,7 @@ func TestTheLastMomentIsNoOlderThanARead(t *testing.T) {
 				}
 				snapshot, err := fake.Read(t.Context(), rules.IPv4)
 				must(t, err)
-				old[rules.Nat] = snapshot
+				old[rules.Nat] = []iptables.Snapshot{snapshot}
 				write("-D CNI-HOSTPORT-DNAT -p tcp --dport 8088 -j " + young)
 				armed = true
 				must(t, fake.FlushRuleset())

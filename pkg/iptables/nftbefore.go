@@ -9,53 +9,59 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A lastMoment stores a family's state from right before commits of other processes that may be
+// A lastMoment stores a family's states from right before commits of other processes that may be
 // parts of a flush.
 type lastMoment struct {
 	mu     sync.Mutex
-	tables map[rules.TableName]momentBefore
-	named  uint64 // the lexicon's numbers at the last read
+	tables map[rules.TableName][]momentBefore // in the order of the commits
+	named  uint64                             // the lexicon's numbers at the last read
 }
 
 // A momentBefore is a family's state before a commit that took something from a table.
 type momentBefore struct {
 	Snapshot
-	// marks reports that the commit took marks. No later state replaces this one until take
-	// returns it, because the later state may be half flushed.
-	marks bool
+	marks bool // the commit took marks
 }
 
+// momentsKept bounds the states of one table. A script that flushes chain by chain takes marks
+// with some commits; an owner may write between any two of them.
+const momentsKept = 8
+
 // keep stores shown, the family's state right before a commit of another process that deleted
-// rules from the table. With marks, the commit deleted marks or the whole table, and no later
-// state replaces shown. Taking calls it. The daemon takes the state by Kernel.Before, to
-// learn rules that owners wrote right before a flush.
+// rules from the table. With marks, the commit deleted marks or the whole table: then shown stays
+// until take returns it, because later states may be half flushed. Another state gives way to the
+// next one. Taking calls keep. The daemon takes the states by Kernel.Before, to learn rules that
+// owners wrote right before a flush.
 func (m *lastMoment) keep(table rules.TableName, shown Snapshot, marks bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.tables[table].marks {
-		return
-	}
 	if m.tables == nil {
-		m.tables = map[rules.TableName]momentBefore{}
+		m.tables = map[rules.TableName][]momentBefore{}
 	}
-	m.tables[table] = momentBefore{shown, marks}
+	kept := m.tables[table]
+	if n := len(kept); n == momentsKept || n > 0 && !kept[n-1].marks {
+		kept = kept[:n-1]
+	}
+	m.tables[table] = append(kept, momentBefore{shown, marks})
 }
 
 // take returns the states before commits up to a digest, for Kernel.Before. It returns each
-// once: the state is then forgotten, and keep may store another.
-func (m *lastMoment) take(upTo uint64) map[rules.TableName]Snapshot {
+// once: the state is then forgotten.
+func (m *lastMoment) take(upTo uint64) map[rules.TableName][]Snapshot {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	var all map[rules.TableName]Snapshot
-	for name, before := range m.tables {
-		if !before.Older(upTo) {
-			continue
+	var all map[rules.TableName][]Snapshot
+	for name, kept := range m.tables {
+		n := 0
+		for ; n < len(kept) && kept[n].Older(upTo); n++ {
+			if all == nil {
+				all = map[rules.TableName][]Snapshot{}
+			}
+			all[name] = append(all[name], kept[n].Snapshot)
 		}
-		if all == nil {
-			all = map[rules.TableName]Snapshot{}
+		if m.tables[name] = slices.Clone(kept[n:]); n == len(kept) {
+			delete(m.tables, name)
 		}
-		all[name] = before.Snapshot
-		delete(m.tables, name)
 	}
 	return all
 }
@@ -86,12 +92,12 @@ func (f *familyText) Taking(genid uint32, tables []string, missed bool) {
 	}
 }
 
-// Before returns, by table, the family's state right before the last commit of another process
-// that may have flushed a part of that table. It has only states that the mirror knew without
-// another read. Once a commit took marks of the table, it is the state before that commit. It
-// ignores commits that a read with that digest does not show. Each state is returned once. On
-// legacy there are none.
-func (k *Kernel) Before(family rules.Family, digest uint64) map[rules.TableName]Snapshot {
+// Before returns, by table and in their order, the family's states right before commits of other
+// processes that may have flushed a part of that table: all commits that took marks, up to a bound,
+// and the last one. It has only states that the mirror knew without another read. States behind
+// the first commit that took marks may be half flushed. Before ignores commits that a read with
+// that digest does not show. Each state is returned once. On legacy there are none.
+func (k *Kernel) Before(family rules.Family, digest uint64) map[rules.TableName][]Snapshot {
 	if k.mirror == nil || k.mirror.families[family] == nil {
 		return nil
 	}

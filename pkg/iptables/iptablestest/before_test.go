@@ -17,7 +17,7 @@ import (
 // beforeKernel is a Kernel or a Fake.
 type beforeKernel interface {
 	kernel
-	Before(rules.Family, uint64) map[rules.TableName]iptables.Snapshot
+	Before(rules.Family, uint64) map[rules.TableName][]iptables.Snapshot
 }
 
 const beforeStart = `*nat
@@ -58,12 +58,25 @@ func TestBefore(t *testing.T) {
 		{"a chain is emptied and deleted by one commit", func(w write) { w("*nat\n-F POD\n-X POD\nCOMMIT\n") }, nil},
 		{"a chain is written anew", func(w write) { w("*nat\n:PORTS - [0:0]\n-A PORTS -j ACCEPT\nCOMMIT\n") }, nil},
 		{"a jump", func(w write) { w(youngPort); w("*nat\n-D PREROUTING -j PORTS\nCOMMIT\n") }, map[rules.TableName][]string{"nat": {"-j RETURN", "81"}}},
-		{"the marks first: a later commit is no other moment", func(w write) {
+		{"the marks first: that moment stays", func(w write) {
 			w(youngPort)
 			w("*nat\n-F CANARY\nCOMMIT\n")
 			w("*nat\n-D PORTS -j RETURN\nCOMMIT\n")
 			w("*nat\n-F\nCOMMIT\n")
-		}, map[rules.TableName][]string{"nat": {"-j RETURN", "81"}}},
+		}, map[rules.TableName][]string{"nat": {"-j RETURN", "81", "then", "81"}}},
+		{"the marks first, and the chain's owner before the rest", func(w write) {
+			w("*nat\n-F CANARY\nCOMMIT\n")
+			w(youngPort)
+			w("*nat\n-F\nCOMMIT\n")
+		}, map[rules.TableName][]string{"nat": {"-j RETURN", "then", "-j RETURN", "81"}}},
+		{"the marks again and again: eight moments", func(w write) {
+			for range 20 {
+				w("*nat\n-F CANARY\nCOMMIT\n")
+				w("*nat\n-A CANARY -m comment --comment canaryd-canary:00ff\nCOMMIT\n")
+			}
+			w(youngPort)
+			w("*nat\n-F\nCOMMIT\n")
+		}, map[rules.TableName][]string{"nat": append(slices.Repeat([]string{"-j RETURN", "then"}, 7), "-j RETURN", "81")}},
 		{"a chain first, the marks later: the later moment", func(w write) {
 			w("*nat\n-F POD\nCOMMIT\n")
 			w(youngPort)
@@ -97,9 +110,14 @@ func TestBefore(t *testing.T) {
 					t.Errorf("the read before the commits shows %v", early)
 				}
 				got := map[rules.TableName][]string{}
-				for name, s := range k.Before(v4, digest) {
-					for _, r := range s.Tables[rules.Nat].Chain("PORTS").Rules {
-						got[name] = append(got[name], r.Spec)
+				for name, moments := range k.Before(v4, digest) {
+					for i, s := range moments {
+						if i > 0 {
+							got[name] = append(got[name], "then")
+						}
+						for _, r := range s.Tables[rules.Nat].Chain("PORTS").Rules {
+							got[name] = append(got[name], r.Spec)
+						}
 					}
 				}
 				want := map[rules.TableName][]string{}
@@ -200,12 +218,14 @@ func TestBeforeOfRulesWithoutWords(t *testing.T) {
 				restore("*nat\n-F\nCOMMIT\n")
 				snapshot, err := k.Read(t.Context(), v4)
 				must(t, err)
-				before, shown := k.Before(v4, snapshot.Digest)[rules.Nat]
-				if shown != test.shown {
-					t.Fatalf("it is shown: %t, want %t", shown, test.shown)
+				before := k.Before(v4, snapshot.Digest)[rules.Nat]
+				if shown := len(before) == 1; shown != test.shown {
+					t.Fatalf("%d moments are shown, want one: %t", len(before), test.shown)
 				}
-				if shown && !slices.ContainsFunc(before.Tables[rules.Nat].Chain("PORTS").Rules, rules.Rule.HasBytes) {
-					t.Errorf("no rule has bytes: %+v", before.Tables[rules.Nat].Chain("PORTS").Rules)
+				for _, b := range before {
+					if r := b.Tables[rules.Nat].Chain("PORTS").Rules; !slices.ContainsFunc(r, rules.Rule.HasBytes) {
+						t.Errorf("no rule has bytes: %+v", r)
+					}
 				}
 			})
 		})

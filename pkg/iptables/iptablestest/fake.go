@@ -56,7 +56,7 @@ type Fake struct {
 	counts     counts
 	payloads   map[rules.Family][]string
 	takings    iptables.Takings
-	before     map[rules.TableID]lastMoment
+	before     map[rules.TableID][]lastMoment
 	passenger  Passenger // nil: none
 }
 
@@ -77,7 +77,7 @@ func NewFake(backend iptables.Backend, families ...rules.Family) *Fake {
 		genid:      1,
 		unreadable: map[rules.TableID]error{},
 		payloads:   map[rules.Family][]string{},
-		before:     map[rules.TableID]lastMoment{},
+		before:     map[rules.TableID][]lastMoment{},
 	}
 	f.Writer = Writer{fake: f, pid: 4242, comm: "iptables"}
 	return f

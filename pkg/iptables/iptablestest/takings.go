@@ -35,16 +35,16 @@ type lastMoment struct {
 }
 
 // Before returns the same as Kernel.Before.
-func (f *Fake) Before(family rules.Family, digest uint64) map[rules.TableName]iptables.Snapshot {
+func (f *Fake) Before(family rules.Family, digest uint64) map[rules.TableName][]iptables.Snapshot {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	all, now := map[rules.TableName]iptables.Snapshot{}, f.tables
-	for id, before := range f.before {
-		if id.Family == family && uint64(before.genid) < digest {
-			f.tables = before.tables
-			all[id.Name] = f.snapshot(family, uint64(before.genid))
-			delete(f.before, id)
+	all, now := map[rules.TableName][]iptables.Snapshot{}, f.tables
+	for id, kept := range f.before {
+		for ; id.Family == family && len(kept) > 0 && uint64(kept[0].genid) < digest; kept = kept[1:] {
+			f.tables = kept[0].tables
+			all[id.Name] = append(all[id.Name], f.snapshot(family, uint64(kept[0].genid)))
 		}
+		f.before[id] = kept
 	}
 	f.tables = now
 	return all
@@ -64,9 +64,14 @@ func (f *Fake) keepBefore(by nft.Commit, tables map[rules.TableID]*rules.Table) 
 		}
 		marks := k.Deleted || slices.ContainsFunc(k.Rules, func(r iptables.TakenRule) bool { return r.Comment != "" })
 		may := marks || len(k.Rules) > 0 || slices.ContainsFunc(k.Chains, emptied)
-		if k.Commit.Genid == by.Genid && may && !f.before[id].marks {
-			f.before[id] = lastMoment{tables, by.Genid - 1, marks}
+		if k.Commit.Genid != by.Genid || !may {
+			continue
 		}
+		kept := f.before[id]
+		if n := len(kept); n == momentsKept || n > 0 && !kept[n-1].marks {
+			kept = kept[:n-1]
+		}
+		f.before[id] = append(kept, lastMoment{tables, by.Genid - 1, marks})
 	}
 }
 
@@ -94,6 +99,9 @@ func (f *Fake) take(by nft.Commit, family rules.Family, name rules.TableName, ol
 		f.takings.List = slices.Clone(f.takings.List[n/2:])
 	}
 }
+
+// momentsKept bounds the states of one table, as in the Kernel.
+const momentsKept = 8
 
 // takingsKept bounds the list where owners never rest.
 const takingsKept = 1000
