@@ -85,6 +85,7 @@ func (l Learned) Learn(f rules.Family, t rules.TableName, seen rules.Section, fi
 	})
 	merged.Jumps = keepAnchors(old.Jumps, merged.Jumps, seen.Alone)
 	if len(kept) > 0 {
+		dropDangling(old.Chains, merged.Chains, kept)
 		merged.LedTo = keepLedTo(old, seen, kept)
 		merged.DependsOn = union(old.DependsOn, seen.DependsOn)
 	}
@@ -158,6 +159,24 @@ func keepShrunk(old, seen []rules.Chain, counts func(chain string) bool) (chains
 		}
 	}
 	return chains, kept
+}
+
+// dropDangling removes from kept chains the rules that lead to a chain of old whose removal Learn has
+// accepted. The kernel deletes a chain only after all rules that lead there, so that the owner has
+// removed these, too. A replay could not write them.
+func dropDangling(old, chains []rules.Chain, kept map[string]bool) {
+	gone := map[string]bool{}
+	for _, c := range old {
+		gone[c.Name] = true
+	}
+	for _, c := range chains {
+		delete(gone, c.Name)
+	}
+	for i, c := range chains {
+		if len(gone) > 0 && kept[c.Name] {
+			chains[i].Rules = slices.DeleteFunc(slices.Clone(c.Rules), func(r rules.Rule) bool { return gone[r.Target] })
+		}
+	}
 }
 
 // sizeBefore returns how many rules old has, without those of chains that are left out by now.

@@ -166,6 +166,21 @@ func TestLearn(t *testing.T) {
 	}
 }
 
+// TestARuleGoesWithItsChain: a chain was emptied, and waits for its owner. The owner removes a
+// chain behind it meanwhile. Then the rule that led there is gone, too: a replay could not write it.
+func TestARuleGoesWithItsChain(t *testing.T) {
+	var l Learned
+	waiting := canary.Finding{Waiting: []rules.Jump{{Chain: "KUBE-SERVICES", Rule: rule("-j KUBE-SVC-A")}}}
+	l, _ = l.Learn(v4, rules.Nat, sectionOf(t, rules.Nat, whole...), canary.Finding{}, noon)
+	for _, at := range []time.Duration{time.Second, 4 * time.Second} {
+		l, _ = l.Learn(v4, rules.Nat, sectionOf(t, rules.Nat, services, masq, svcA, toServices, inA, inMasq), waiting, noon.Add(at))
+	}
+	want, got := sectionOf(t, rules.Nat, noB...), l.Generation[v4.Table(rules.Nat)]
+	if !want.Equal(got) {
+		t.Errorf("(-want +got):\n%s", cmp.Diff(want, got))
+	}
+}
+
 func TestWhatOneTableWaitsForIsNoneOfTheOthersBusiness(t *testing.T) {
 	var l Learned
 	for _, f := range rules.Families() {

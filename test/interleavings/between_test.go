@@ -233,7 +233,7 @@ func (k *intruded) run() (d *daemon.Daemon, stop func() string) {
 		Kernel: k, Hints: hints, Writers: writers,
 		Metrics: metrics.NewMetrics(prometheus.NewRegistry(), metrics.MetricsOptions{Families: rules.Families(), Sources: []string{"snapshot"}}),
 		Mode:    api.Heal, Source: "snapshot", Protection: selector.Protection(), Canary: canary.DefaultChain,
-		PollInterval: 250 * time.Millisecond, Settle: 20 * time.Millisecond, JumpGrace: 15 * time.Second, MaxStoredAge: 10 * time.Minute,
+		PollInterval: 250 * time.Millisecond, Settle: 20 * time.Millisecond, JumpGrace: jumpGrace, MaxStoredAge: 10 * time.Minute,
 		Uptime: here.Uptime,
 	})
 	var log bytes.Buffer

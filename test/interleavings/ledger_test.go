@@ -273,6 +273,7 @@ func (l *ledger) changed(who writer, p place, was, is *rules.Table) {
 	case who == byOwner && l.outage[place{p.family, p.table, ""}] != "" && old == nil && len(now) == 0:
 		// The owner made a missing chain again, which shows nothing about its rules.
 	case who == byOwner:
+		l.noteHalf(p, old, now, is)
 		c := l.chapter(p)
 		if i := c.find(now); i != len(c.versions)-1 {
 			c.versions = append(c.versions, now)

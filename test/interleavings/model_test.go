@@ -91,7 +91,7 @@ func inBubble(t *testing.T, cast casting, p path, m mutant, seed uint64) outcome
 		Kernel: w, Hints: w.hints, Writers: &watch.Writers{},
 		Metrics: metrics.NewMetrics(registry, metrics.MetricsOptions{Families: rules.Families(), Sources: []string{"snapshot"}}),
 		Mode:    api.Heal, Source: "snapshot", Protection: selector.Protection(), Canary: canary.DefaultChain,
-		PollInterval: poll, Settle: 20 * time.Millisecond, JumpGrace: 15 * time.Second, MaxStoredAge: 10 * time.Minute,
+		PollInterval: poll, Settle: 20 * time.Millisecond, JumpGrace: jumpGrace, MaxStoredAge: 10 * time.Minute,
 		Uptime: func() time.Duration { return time.Hour }, Pace: paceOf(seed),
 	})
 	ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log)))))
@@ -314,6 +314,9 @@ func (s outcome) fail(t *testing.T, p path, seed uint64) {
 		t.Logf("the story:\n%s\ncanaryd's log:\n%s", s.story, s.log)
 	}
 }
+
+// jumpGrace is canaryd's --jump-grace.
+const jumpGrace = 15 * time.Second
 
 // seedVariable names the environment variable that chooses one story, such as nft-text/17.
 const seedVariable = "CANARYD_SEED"

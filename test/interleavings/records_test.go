@@ -9,10 +9,12 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A taking is a commit by a flusher or a stranger that deleted marks, protected rules or jumps.
+// A taking is a commit by a flusher or a stranger that deleted marks, protected rules or jumps. Or
+// it is the end of the grace of an owner that deleted a rule, and left the chain behind it.
 type taking struct {
 	table rules.TableID
 	at    time.Time
+	left  string // that chain
 }
 
 // noteTaking records a deletion in a chain, made by neither canaryd nor an owner.
@@ -22,7 +24,23 @@ func (l *ledger) noteTaking(p place, old, now []rules.Rule) {
 		return ours || l.protects(r.Target) || canary.IsMark(r)
 	})
 	if took {
-		l.takings = append(l.takings, taking{p.family.Table(p.table), time.Now()})
+		l.takings = append(l.takings, taking{p.family.Table(p.table), time.Now(), ""})
+	}
+}
+
+// noteHalf records that the owner of the host ports has deleted a rule, and its chain not yet.
+// After --jump-grace canaryd puts that rule back.
+func (l *ledger) noteHalf(p place, old, now []rules.Rule, is *rules.Table) {
+	id := p.family.Table(p.table)
+	if now == nil {
+		l.takings = slices.DeleteFunc(l.takings, func(t taking) bool {
+			return t.table == id && t.left == p.chain && t.at.After(time.Now())
+		})
+	}
+	for _, r := range lacking(old, now) {
+		if p.chain == hostports && is.Chain(r.Target) != nil {
+			l.takings = append(l.takings, taking{id, time.Now().Add(jumpGrace), r.Target})
+		}
 	}
 }
 
