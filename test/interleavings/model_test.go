@@ -389,7 +389,7 @@ func interleavings(t *testing.T, cast casting, each int) {
 
 // TestInterleavings plays thousands of steps of owners and flushers, at any point of canaryd's
 // work. In the end all rules must be their owner's newest.
-func TestInterleavings(t *testing.T) { interleavings(t, newTroupe, testkit.Size(1, 3)) }
+func TestInterleavings(t *testing.T) { interleavings(t, newTroupe, testkit.Size(1, 40)) }
 
 // TestTheCheckerFindsMissingGuards: without the comparison of the genid, or without the lock,
 // canaryd overwrites a newer write, and the checker finds that.
