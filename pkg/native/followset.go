@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/canaryd/canaryd/internal/sorting"
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
@@ -195,7 +196,7 @@ func (s *followedSet) merged(in *contents) ([]Element, error) {
 	for _, key := range s.order {
 		changes = append(changes, s.changes[key])
 	}
-	slices.SortStableFunc(changes, func(a, b elementChange) int { return compareElements(a.key, b.key) })
+	sorting.Stable(changes, func(a, b elementChange) int { return compareElements(a.key, b.key) })
 	old, out := s.Elements, make([]Element, 0, len(s.Elements)+len(changes))
 	for _, c := range changes {
 		at, found := slices.BinarySearchFunc(old, c.key, compareElements)

@@ -1,13 +1,14 @@
 package native
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/canaryd/canaryd/internal/sorting"
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
@@ -91,12 +92,7 @@ func (t *Table) byHandle() []numbered {
 		f := &t.Flowtables[i]
 		all = append(all, numbered{f.Handle, nft.Flowtables, f, 0, func(k *handleWriter) error { k.flowtable(f); return nil }})
 	}
-	slices.SortFunc(all, func(a, b numbered) int {
-		if a.handle < b.handle {
-			return -1
-		}
-		return 1
-	})
+	sorting.Stable(all, func(a, b numbered) int { return cmp.Compare(a.handle, b.handle) })
 	return all
 }
 

@@ -2,11 +2,11 @@ package standby
 
 import (
 	"encoding/binary"
-	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/canaryd/canaryd/internal/sorting"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
@@ -47,7 +47,7 @@ func settle(rules []reading) {
 		for to < len(rules) && rules[from].key.known() && rules[to].key.known() && (rules[from].key.address == "") == (rules[to].key.address == "") {
 			to++
 		}
-		slices.SortStableFunc(rules[from:to], func(a, b reading) int { return a.key.compare(b.key) })
+		sorting.Stable(rules[from:to], func(a, b reading) int { return a.key.compare(b.key) })
 		from = to
 	}
 }

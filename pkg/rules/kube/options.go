@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/canaryd/canaryd/internal/sorting"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -274,7 +275,7 @@ func (n *node) openNodePorts(cidrs []netip.Prefix) {
 			n.nodePorts = append(n.nodePorts, ip)
 		}
 	}
-	slices.SortFunc(n.nodePorts, netip.Addr.Compare)
+	sorting.Stable(n.nodePorts, netip.Addr.Compare)
 	n.nodePorts = slices.Compact(n.nodePorts)
 }
 
