@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/canaryd/canaryd/internal/testkit/savefile"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -39,10 +40,7 @@ func (l learned) learn(t testing.TB, conn *nft.Conn, family rules.Family) rules.
 // learnSaved is learn with saveNFT's output.
 func (l learned) learnSaved(t testing.TB, conn *nft.Conn, family rules.Family, saved string) rules.Ruleset {
 	t.Helper()
-	set, unreadable, err := rules.Parse(strings.NewReader(saved))
-	if err != nil || len(unreadable) > 0 {
-		t.Fatal(err, unreadable)
-	}
+	set := savefile.Tables(t, saved)
 	if l[family] == nil {
 		l[family] = map[rules.Key]nft.Rule{}
 	}

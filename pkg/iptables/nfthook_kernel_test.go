@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/internal/testkit/savefile"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -34,10 +35,7 @@ COMMIT
 // jumpsOf returns a script that writes nodeJumps' chains and jumps again.
 func jumpsOf(t *testing.T, text string) Script {
 	t.Helper()
-	set, _, err := rules.Parse(strings.NewReader(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	set := savefile.Tables(t, text)
 	s := Script{Table: rules.Nat}
 	for _, c := range set[rules.Nat].Chains {
 		if !rules.Builtin(rules.Nat, c.Name) {

@@ -136,9 +136,9 @@ func spell(family rules.Family, raw nft.Rule) (rule rules.Rule, spelled bool) {
 	}
 	bare, sets, _ := withoutNames(raw)
 	if words, ok := ruleset.Words(family, bare.Expressions, bare.Userdata, sets); ok {
-		rule = compactRule(rules.PrintedRule(words))
-		if _, opaque := rule.Opaque(); !opaque {
-			return rule, true
+		rule, err := rules.ParseRule(words)
+		if _, opaque := rule.Opaque(); err == nil && !opaque {
+			return compactRule(rule), true
 		}
 	}
 	return opaque(family, raw), false

@@ -40,7 +40,7 @@ func TestAReplacedTableIsWhatTheTextMakes(t *testing.T) {
 			r := rand.New(rand.NewPCG(seed, uint64(family)<<8|uint64(i)))
 			d := &dice{t: t, r: r, family: family, table: table, load: load, take: take}
 			d.draw(func() rules.Ruleset {
-				set, _ := k.save(t, family)
+				set := k.save(t, family)
 				return set
 			})
 			for range testkit.Size(10, 40) {

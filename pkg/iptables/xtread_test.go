@@ -11,6 +11,7 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/internal/testkit/randrules"
+	"github.com/canaryd/canaryd/internal/testkit/savefile"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -66,13 +67,9 @@ func withoutPrograms(t *testing.T, k *Kernel, family rules.Family, f func()) {
 }
 
 // save returns the output of iptables-save, parsed.
-func (k *Kernel) save(t *testing.T, family rules.Family) (rules.Ruleset, map[rules.TableName]error) {
+func (k *Kernel) save(t *testing.T, family rules.Family) rules.Ruleset {
 	t.Helper()
-	set, unreadable, err := rules.Parse(strings.NewReader(nstest.Command(t, program(k.info.Backend, family, "-save"))))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return set, unreadable
+	return savefile.Tables(t, nstest.Command(t, program(k.info.Backend, family, "-save")))
 }
 
 // wantAsPrinted compares a read with the output of iptables-legacy-save, and
@@ -80,7 +77,7 @@ func (k *Kernel) save(t *testing.T, family rules.Family) (rules.Ruleset, map[rul
 // as printed.
 func wantAsPrinted(t *testing.T, k *Kernel, family rules.Family, after string, mayBeOpaque bool) (count, opaque int) {
 	t.Helper()
-	saved, unreadable := k.save(t, family)
+	saved := k.save(t, family)
 	withoutPrograms(t, k, family, func() {
 		got, err := k.Read(t.Context(), family)
 		if err != nil {
@@ -103,7 +100,7 @@ func wantAsPrinted(t *testing.T, k *Kernel, family rules.Family, after string, m
 			}
 		}
 		// Rules are equal by their meaning: 1.8.7 prints more blanks, and --to 65535 of a string.
-		if diff := cmp.Diff(describe(saved, unreadable), describe(got.Tables, got.Unreadable)); diff != "" {
+		if diff := cmp.Diff(describe(saved, nil), describe(got.Tables, got.Unreadable)); diff != "" {
 			t.Fatalf("after %s (-saved +read):\n%s", after, diff)
 		}
 		if now := mustProbe(t, k, family).Digest; now != got.Digest {
