@@ -28,12 +28,12 @@ func TestFakeLikeKernel(t *testing.T) {
 				must(t, err)
 				defer func() { must(t, k.Close()) }()
 				// A real foreign writer with another lock file, like Bypassing.
-				foreign := func(text string) {
-					nstest.CommandInput(t, text, "env", "XTABLES_LOCKFILE=/run/other.lock", tool(backend, v4, "restore"), "--noflush")
+				foreign := func(family rules.Family, text string) {
+					nstest.CommandInput(t, text, "env", "XTABLES_LOCKFILE=/run/other.lock", tool(backend, family, "restore"), "--noflush")
 				}
 				f := iptablestest.NewFake(backend)
 				want := answers(t, k, foreign)
-				got := answers(t, f, func(text string) { must(t, f.Bypassing().RestoreNoflush(v4, text)) })
+				got := answers(t, f, func(family rules.Family, text string) { must(t, f.Bypassing().RestoreNoflush(family, text)) })
 				if diff := cmp.Diff(want, got); diff != "" {
 					t.Errorf("answers (-want +got):\n%s", diff)
 				}
@@ -52,7 +52,7 @@ type kernel interface {
 }
 
 // answers runs one script and returns the answers at each step.
-func answers(t *testing.T, k kernel, foreign func(text string)) []string {
+func answers(t *testing.T, k kernel, foreign func(rules.Family, string)) []string {
 	t.Helper()
 	var log []string
 	say := func(format string, args ...any) { log = append(log, fmt.Sprintf(format, args...)) }
@@ -83,11 +83,20 @@ func answers(t *testing.T, k kernel, foreign func(text string)) []string {
 		}
 	}
 	look("at first")
-	foreign(canaryText)
+	foreign(v4, canaryText)
 	look("planted")
-	foreign("*nat\n:SVC - [0:0]\n-A SVC -s 10.0.0.2 -j RETURN\nCOMMIT\n")
+	foreign(v6, "*nat\n:CANARY - [0:0]\nCOMMIT\n")
+	look("the other family")
+	foreign(v4, "*nat\n:SVC - [0:0]\n-A SVC -s 10.0.0.2 -j RETURN\nCOMMIT\n")
 	look("rule replaced")
-	foreign("*nat\n-C OUTPUT -j SVC\nCOMMIT\n")
+	foreign(v4, "*nat\n:SVC - [0:0]\n-A SVC -s 10.0.0.2 -j RETURN\nCOMMIT\n")
+	look("rule replaced by itself")
+	foreign(v4, "*nat\n-F INPUT\nCOMMIT\n")
+	look("nothing flushed")
+	foreign(v4, "*nat\n-F\nCOMMIT\n")
+	look("flushed")
+	foreign(v4, canaryText)
+	foreign(v4, "*nat\n-C OUTPUT -j SVC\nCOMMIT\n")
 	look("checked")
 
 	session, err := k.Begin(t.Context())
@@ -126,11 +135,11 @@ func answers(t *testing.T, k kernel, foreign func(text string)) []string {
 	restore(v6, filterText)
 	restore(v4, filterText)
 	look("three restores")
-	foreign("*raw\n:FOREIGN - [0:0]\nCOMMIT\n")
+	foreign(v4, "*raw\n:FOREIGN - [0:0]\nCOMMIT\n")
 	restore(v4, filterText)
 	restore(v6, filterText)
 	read(t, session, v4)
-	for _, line := range []string{"-A OURS -j NOPE", "-A NOPE -j OURS", "-C OURS -j ACCEPT", "-A OURS --nonsense", "-X OURS", "-A OURS -g NOPE", "-A OURS garbage"} {
+	for _, line := range []string{"-A OURS -j NOPE", "-A NOPE -j OURS", "-C OURS -j ACCEPT", "-A OURS --nonsense", "-I OURS 9 -j ACCEPT", "-X OURS", "-A OURS -g NOPE", "-A OURS garbage"} {
 		restore(v4, mangleText+"*filter\n"+line+"\nCOMMIT\n")
 		restore(v4, filterText) // after a failure
 		read(t, session, v4)

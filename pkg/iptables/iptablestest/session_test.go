@@ -46,64 +46,6 @@ func write(t *testing.T, s iptables.Session, family rules.Family, text string) (
 	return written[family].Raced, written[family].Err
 }
 
-func TestFakeSession(t *testing.T) {
-	for _, tt := range []struct {
-		name  string
-		steps func(t *testing.T, f *iptablestest.Fake, s iptables.Session) error
-		want  map[iptables.Backend]error
-	}{
-		{"read and restore", func(t *testing.T, _ *iptablestest.Fake, s iptables.Session) error {
-			read(t, s, v4)
-			_, err := write(t, s, v4, filterText)
-			return err
-		}, nil},
-		{"without a read", func(t *testing.T, _ *iptablestest.Fake, s iptables.Session) error {
-			_, err := write(t, s, v4, filterText)
-			return err
-		}, map[iptables.Backend]error{iptables.NFT: nft.ErrStale, iptables.Legacy: nft.ErrStale}},
-		{"our own commits make nothing stale", func(t *testing.T, _ *iptablestest.Fake, s iptables.Session) error {
-			read(t, s, v4)
-			read(t, s, v6)
-			restore(t, s, v4, filterText+mangleText)
-			restore(t, s, v6, filterText)
-			_, err := write(t, s, v4, filterText)
-			return err
-		}, nil},
-		{"somebody wrote this family", func(t *testing.T, f *iptablestest.Fake, s iptables.Session) error {
-			read(t, s, v4)
-			must(t, f.Bypassing().Flush(v4, rules.Nat, ""))
-			_, err := write(t, s, v4, filterText)
-			return err
-		}, map[iptables.Backend]error{iptables.NFT: nft.ErrStale, iptables.Legacy: nft.ErrStale}},
-		{"somebody wrote the other family", func(t *testing.T, f *iptablestest.Fake, s iptables.Session) error {
-			read(t, s, v4)
-			must(t, f.Bypassing().RestoreNoflush(v6, filterText))
-			_, err := write(t, s, v4, filterText)
-			return err
-		}, map[iptables.Backend]error{iptables.NFT: nft.ErrStale}},
-		{"after a failure", func(t *testing.T, f *iptablestest.Fake, s iptables.Session) error {
-			read(t, s, v4)
-			f.FailRestores(1, iptables.ReasonOther)
-			if _, err := write(t, s, v4, filterText); err == nil {
-				t.Error("FailRestores did not fail a restore")
-			}
-			_, err := write(t, s, v4, filterText)
-			return err
-		}, map[iptables.Backend]error{iptables.NFT: nft.ErrStale, iptables.Legacy: nft.ErrStale}},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			onBoth(t, func(t *testing.T, f *iptablestest.Fake) {
-				before := f.SaveTable(v4, rules.Filter)
-				err := tt.steps(t, f, begin(t, f))
-				wantErr(t, "Restore", err, tt.want[f.Info().Backend])
-				if wrote := before != f.SaveTable(v4, rules.Filter); wrote != (err == nil) {
-					t.Errorf("written: %v, though the error is %v", wrote, err)
-				}
-			})
-		})
-	}
-}
-
 func TestFakeRaced(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *iptablestest.Fake) {
 		onNFT := f.Info().Backend == iptables.NFT
