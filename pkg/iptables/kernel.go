@@ -28,14 +28,13 @@ import (
 type Kernel struct {
 	cfg      Config
 	info     Info
-	version  version // of the programs
 	evidence Evidence
 	tools    map[rules.Family]tools
 	disabled map[rules.Family]error
 	reader   reader
 	cache    *readCache
 	mirror   *mirror                  // on nft; else nil
-	source   rawSource                // the lexicons; nil only in tests
+	source   lexicons                 // of all families that are open
 	budgets  map[rules.Family]*budget // of all families that are open
 	sets     setIndex
 	private  string   // a folder of our own, for the children's lock file
@@ -255,7 +254,7 @@ func (k *Kernel) inspect(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		k.version, k.info.Version, k.info.RandomFully = v, v.String(), randomFully
+		k.info.Version, k.info.RandomFully = v.String(), randomFully
 		if err := checkVersion(k.info.Backend, v); err != nil {
 			return err
 		}
@@ -298,10 +297,9 @@ func (k *Kernel) openReader() error {
 	if err != nil {
 		return err
 	}
-	known := lexicons{}
-	k.reader, k.source, k.sets = r, known, &setNumbers{}
+	k.reader, k.source, k.sets = r, lexicons{}, &setNumbers{}
 	for family := range k.tools {
-		known[family] = newLexicon(family, true, k.sets)
+		k.source[family] = newLexicon(family, true, k.sets)
 	}
 	return nil
 }

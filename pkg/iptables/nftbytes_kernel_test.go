@@ -35,12 +35,22 @@ func replayOf(table rules.TableName, chain string, list []rules.Rule) Script {
 	return script
 }
 
-// restoreAll writes scripts in one guarded session and returns its result.
-func restoreAll(t *testing.T, k *Kernel, family rules.Family, scripts ...Script) Written {
+// restoreOnce writes scripts in one guarded session and returns its result.
+func restoreOnce(t *testing.T, k *Kernel, family rules.Family, scripts ...Script) Written {
 	t.Helper()
 	s := begin(t, k)
 	mustRead(t, s, family)
 	w := s.Restore(t.Context(), Payload{family: scripts})[family]
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+// restoreAll is restoreOnce that must succeed.
+func restoreAll(t *testing.T, k *Kernel, family rules.Family, scripts ...Script) Written {
+	t.Helper()
+	w := restoreOnce(t, k, family, scripts...)
 	if w.Err != nil || w.Raced {
 		t.Fatalf("raced %t: %v", w.Raced, w.Err)
 	}

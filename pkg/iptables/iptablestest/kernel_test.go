@@ -22,8 +22,7 @@ func TestFakeLikeKernel(t *testing.T) {
 		t.Run(string(backend), func(t *testing.T) {
 			nstest.NeedProgram(t, "iptables-"+string(backend))
 			nstest.Run(t, func(t *testing.T) {
-				// The Fake is like the text path. On the direct path, a line in a refusal counts
-				// only in the part for iptables-restore.
+				// The Fake is like the text path.
 				k, err := iptables.Open(t.Context(), iptables.Config{Backend: backend, Replay: iptables.ReplayText})
 				must(t, err)
 				defer func() { must(t, k.Close()) }()
@@ -105,7 +104,7 @@ func answers(t *testing.T, k kernel, foreign func(rules.Family, string)) []strin
 		var refused *iptables.RestoreError
 		switch {
 		case errors.As(w.Err, &refused):
-			say("refused %v: %s %s exit %d, a line %v", w.Raced, refused.Reason, refused.Program, refused.Exit, refused.Line > 0)
+			say("refused %v: %s %s exit %d", w.Raced, refused.Reason, refused.Program, refused.Exit)
 		default:
 			say("raced %v, stale %v, other error %v", w.Raced, errors.Is(w.Err, nft.ErrStale), w.Err != nil && !errors.Is(w.Err, nft.ErrStale))
 		}

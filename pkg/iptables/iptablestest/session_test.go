@@ -2,6 +2,8 @@ package iptablestest_test
 
 import (
 	"errors"
+	"strconv"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -27,11 +29,35 @@ func restore(t *testing.T, s iptables.Session, family rules.Family, text string)
 	return raced
 }
 
-func mustParseScripts(t *testing.T, text string) iptables.Scripts {
+// mustParseScripts reads the format of Scripts.WriteTo, even rules that iptables would refuse.
+func mustParseScripts(t *testing.T, text string) (scripts iptables.Scripts) {
 	t.Helper()
-	scripts, err := iptables.ParseScripts(text)
-	if err != nil {
-		t.Fatal(err)
+	for line := range strings.Lines(text) {
+		verb, rest, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if name, opens := strings.CutPrefix(verb, "*"); opens {
+			scripts = append(scripts, iptables.Script{Table: name})
+			continue
+		}
+		s := &scripts[len(scripts)-1]
+		switch verb[0] {
+		case ':':
+			s.Declare = append(s.Declare, verb[1:])
+		case '-':
+			step := iptables.Step{Verb: iptables.Verb(verb[1])}
+			step.Chain, rest, _ = strings.Cut(rest, " ")
+			if number, spec, _ := strings.Cut(rest, " "); step.Verb == iptables.Insert {
+				var err error
+				step.Index, err = strconv.Atoi(number)
+				must(t, err)
+				rest = spec
+			}
+			if rest != "" {
+				var err error
+				step.Rule, err = rules.ParseRule(rest)
+				must(t, err)
+			}
+			s.Steps = append(s.Steps, step)
+		}
 	}
 	return scripts
 }
