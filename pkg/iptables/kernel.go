@@ -87,7 +87,7 @@ func Open(ctx context.Context, cfg Config) (*Kernel, error) {
 	if cfg.Replay == ReplayText && k.info.Missing != "" {
 		return nil, fmt.Errorf("a replay by text needs iptables: %s", k.info.Missing)
 	}
-	if err := k.open(ctx); err != nil {
+	if err := k.open(); err != nil {
 		return nil, errors.Join(err, k.Close())
 	}
 	return k, nil
@@ -264,7 +264,7 @@ func (k *Kernel) inspect(ctx context.Context) error {
 
 // open opens all resources that Close must close; Open calls it last, and Close after its
 // error.
-func (k *Kernel) open(ctx context.Context) error {
+func (k *Kernel) open() error {
 	private, err := os.MkdirTemp("", "canaryd-")
 	if err != nil {
 		return fmt.Errorf("a private folder for the children's lock file: %w", err)

@@ -213,7 +213,7 @@ func (p *tablePlan) load(c *chainPlan) error {
 	}
 	var standing []slot
 	err := p.conn.EachRule(p.family, p.table, c.name, func(m nft.RuleMessage) error {
-		raw, _ := nameSets(m.Rule.Clone(), p.sets.name) // the names identify the rule
+		raw, _ := nameSets(m.Rule.Clone(), p.sets.index.name) // the names identify the rule
 		standing = append(standing, slot{handle: m.Handle, raw: &raw})
 		return nil
 	})

@@ -16,23 +16,6 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// twins are matches that iptables-legacy 1.8.9 prints in the same words. The
-// first never matches; the second matches as the words say.
-var twins = []struct{ never, always string }{
-	{"! -i +", ""},
-	{"! -o +", ""},
-	{"-p tcp -m tcp ! --sport :", "-p tcp -m tcp"},
-	{"-p tcp -m tcp ! --dport 0:65535", "-p tcp -m tcp"},
-	{"-p udp -m udp ! --sport :", "-p udp -m udp"},
-	{"-p udp -m udp ! --dport 0:65535", "-p udp -m udp"},
-	{"-p esp -m esp ! --espspi :", "-p esp -m esp"},
-	{"-p ah -m ah ! --ahspi :", "-p ah -m ah"},
-	{"-p ipcomp -m ipcomp ! --ipcompspi :", "-p ipcomp -m ipcomp"},
-	{"-p mh -m mh ! --mh-type :", "-p mh -m mh"},
-	{"-m rt ! --rt-segsleft :", "-m rt"},
-	{"-m frag ! --fragid :", "-m frag"},
-}
-
 // onLegacy runs body in a namespace of its own for each family.
 func onLegacy(t *testing.T, body func(t *testing.T, k *Kernel, family rules.Family)) {
 	for _, family := range rules.Families() {
@@ -172,31 +155,6 @@ func TestLegacyRandomRulesAreReadWithoutExecutingAnything(t *testing.T) {
 		t.Logf("%d rules, %d of them opaque", loaded, opaque)
 		if loaded < 2*draws || opaque > loaded*2/3 {
 			t.Errorf("of %d rules %d were opaque", loaded, opaque)
-		}
-	})
-}
-
-// Two rules that iptables prints in the same words are two rules.
-func TestRulesInTheSameWordsAreTwoRulesOnLegacy(t *testing.T) {
-	onLegacy(t, func(t *testing.T, k *Kernel, family rules.Family) {
-		taken := 0
-		iptablesCommand(t, Legacy, family, "-N MINE")
-		for _, c := range twins {
-			if !addOdd(t, Legacy, family, "MINE", append(strings.Fields(c.never), "-j", "ACCEPT")) {
-				continue
-			}
-			iptablesCommand(t, Legacy, family, "-A MINE "+c.always+" -j ACCEPT")
-			withoutPrograms(t, k, family, func() {
-				list := mustRead(t, k, family).Tables[rules.Filter].Rules("MINE")
-				if len(list) != 2 || rules.EqualRules(list[:1], list[1:]) || list[0].Target != "ACCEPT" || list[1].Target != "ACCEPT" {
-					t.Errorf("%s and %s are read as %q", c.never, c.always, labels(list))
-				}
-			})
-			iptablesCommand(t, Legacy, family, "-F MINE")
-			taken++
-		}
-		if taken < 6 {
-			t.Errorf("only %d of %d rules are taken here", taken, len(twins))
 		}
 	})
 }
