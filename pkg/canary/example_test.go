@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/canaryd/canaryd/internal/testkit/savefile"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -32,7 +33,7 @@ func ExampleJudge() {
 		panic(err)
 	}
 	see := func(saved string) canary.Seen {
-		tables, _, err := rules.Parse(strings.NewReader(saved))
+		tables, err := savefile.Parse(saved)
 		if err != nil {
 			return canary.Seen{Err: err}
 		}

@@ -1,11 +1,11 @@
 package canary
 
 import (
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/internal/testkit/savefile"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -31,11 +31,8 @@ func TestWhatAPurgeTook(t *testing.T) {
 		Chains: []rules.Chain{chain("KUBE-FORWARD", "-s 10.0.0.1 -j DROP", "-s 10.0.0.2 -j DROP"), chain("KUBE-XLB-A", "-j DROP"), chain("KUBE-XLB-B", "-j DROP")},
 		Jumps:  []rules.Jump{jump, named},
 	}}
-	set, _, err := rules.Parse(strings.NewReader("*filter\n:FORWARD ACCEPT [0:0]\n:" + DefaultChain + " - [0:0]\n:KUBE-FORWARD - [0:0]\n:KUBE-XLB-A - [0:0]\n-A " + DefaultChain + " " +
-		mark.Nonce.Rule().Spec + "\n-A KUBE-FORWARD -s 10.0.0.2 -j DROP\nCOMMIT\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	set := savefile.Tables(t, "*filter\n:FORWARD ACCEPT [0:0]\n:"+DefaultChain+" - [0:0]\n:KUBE-FORWARD - [0:0]\n:KUBE-XLB-A - [0:0]\n-A "+DefaultChain+" "+
+		mark.Nonce.Rule().Spec+"\n-A KUBE-FORWARD -s 10.0.0.2 -j DROP\nCOMMIT\n")
 	table := set[rules.Filter]
 	seen := Seen{Table: table, Section: rules.Protection{Chain: func(name string) bool { return name != DefaultChain && name != "FORWARD" }}.Extract(table, IsMark)}
 	taken := []rules.Jump{{Chain: "KUBE-FORWARD", Rule: chain("", "-s 10.0.0.1 -j DROP").Rules[0]}}

@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/canaryd/canaryd/internal/testkit/savefile"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -58,10 +59,7 @@ func protects(chain string) bool {
 
 func tableOf(t testing.TB, text string) *rules.Table {
 	t.Helper()
-	set, _, err := rules.Parse(strings.NewReader(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	set := savefile.Tables(t, text)
 	for _, table := range set {
 		return table
 	}

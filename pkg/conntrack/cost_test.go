@@ -14,6 +14,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/internal/testkit/savefile"
 	"github.com/canaryd/canaryd/pkg/conntrack"
 	"github.com/canaryd/canaryd/pkg/nat"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -40,10 +41,7 @@ func manyRules(t *testing.T) rules.Generation {
 	// Parse expects the address first, and with its length.
 	all = regexp.MustCompile(`(?m)^(-A \S+ )(.*) -d (\d+\.\d+\.\d+\.\d+) `).ReplaceAllString(all, "${1}-d $3/32 $2 ")
 	all = regexp.MustCompile(`(?m)^(-A \S+ -s \d+\.\d+\.\d+\.\d+) `).ReplaceAllString(all, "$1/32 ")
-	set, _, err := rules.Parse(strings.NewReader(all))
-	if err != nil {
-		t.Fatal(err)
-	}
+	set := savefile.Tables(t, all)
 	nat := rules.Protection{Chain: func(chain string) bool { return strings.HasPrefix(chain, "KUBE-") }}.Extract(set[rules.Nat], func(rules.Rule) bool { return false })
 	if len(nat.Chains) < 10000 || len(nat.Jumps) < 3 {
 		t.Fatalf("%d chains and %d jumps of 5,000 services", len(nat.Chains), len(nat.Jumps))

@@ -2,18 +2,11 @@ package iptables
 
 import (
 	"bytes"
-	"regexp"
-	"strconv"
 	"strings"
 )
 
 // maxErrorText bounds RestoreError.Stderr.
 const maxErrorText = 1 << 10
-
-// linePattern finds the payload's line in a complaint of iptables-restore. 1.8.9 prints "line 2
-// failed", "line 2: RULE_APPEND failed", "Error occurred at line: 2" or "COMMIT expected at line
-// 3".
-var linePattern = regexp.MustCompile(`(?m)\bline:? (\d+)`)
 
 // reasonTexts classify a refusal; classify tries them in this order. The exit codes are
 // ambiguous. 4 is the lock on legacy and any refusal of the kernel on nft. 2 is a bad line, a
@@ -42,27 +35,21 @@ var reasonTexts = []struct {
 	{"invalid", ReasonParse},
 }
 
-// classify reads the complaints of a failed restore, for Refusal. Line is the payload's line
-// that they name, 0 if none. The line is near the bad one, but not always the bad one. If the
-// kernel refuses, legacy names only the COMMIT line. nft names the line behind a jump to a
-// missing chain.
-func classify(stderr string) (reason Reason, line int) {
-	if m := linePattern.FindStringSubmatch(stderr); m != nil {
-		line, _ = strconv.Atoi(m[1]) // digits; a number that overflows is as good as none
-	}
+// classify reads the complaints of a failed restore, for Refusal.
+func classify(stderr string) Reason {
 	if isPermissionText(stderr) {
-		return ReasonOther, line
+		return ReasonOther
 	}
 	for _, t := range reasonTexts {
 		if strings.Contains(stderr, t.text) {
-			return t.reason, line
+			return t.reason
 		}
 	}
 	// All complaints of the option parser end like this.
 	if strings.Contains(stderr, "--help' for more information") && !strings.Contains(stderr, "unable to initialize") {
-		return ReasonParse, line
+		return ReasonParse
 	}
-	return ReasonOther, line
+	return ReasonOther
 }
 
 // firstLines returns the beginning of a text on one line, for errors and logs: at most

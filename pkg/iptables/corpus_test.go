@@ -1,7 +1,6 @@
 package iptables_test
 
 import (
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -174,7 +173,10 @@ func (s *corpusStage) flushAndHeal(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	snapshot := s.read(t, k)
+	snapshot, err := k.Read(ctx, s.family)
+	if err != nil {
+		t.Fatal(err)
+	}
 	job := reload.Job{Families: []rules.Family{s.family}, Generation: rules.Generation{}}
 	for name, table := range snapshot.Tables {
 		job.Generation = job.Generation.With(s.family.Table(name), selector.Protection().Extract(table, canary.IsMark))
@@ -226,34 +228,6 @@ func (s *corpusStage) flushAndHeal(t *testing.T) {
 	for rule, err := range s.refused {
 		t.Logf("refused: -t %s: %s", rule, lastLine(err))
 	}
-}
-
-// read reads the present rules under guard. On legacy one read tries only so many
-// texts; the next read tries others.
-func (s *corpusStage) read(t *testing.T, k *iptables.Kernel) iptables.Snapshot {
-	t.Helper()
-	var untried []string
-	for range 20 {
-		session, err := k.Begin(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		snapshot, err := session.Read(t.Context(), s.family)
-		if err := errors.Join(err, session.Close()); err != nil {
-			t.Fatal(err)
-		}
-		untried = untried[:0]
-		for place := range s.rules {
-			if reason, _ := snapshot.Tables[place.Table].Chain(place.Chain).Rules[0].Opaque(); strings.Contains(reason, "not tried yet") {
-				untried = append(untried, s.rules[place])
-			}
-		}
-		if len(untried) == 0 {
-			return snapshot
-		}
-	}
-	t.Fatalf("these are never tried: %q", untried)
-	return iptables.Snapshot{}
 }
 
 // bytesApart shows the first difference of two rules.

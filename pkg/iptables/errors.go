@@ -40,7 +40,6 @@ type RestoreError struct {
 	Reason  Reason
 	Program string // such as "ip6tables-nft-restore"; "nf_tables" is the kernel itself
 	Exit    int    // its exit code; -1 if it was killed, 0 if it is no program
-	Line    int    // in the program's input, if it names a line; else 0
 	Stderr  string // its first lines, bounded
 	// Rule is the rule for which the kernel refused a whole transaction, which may contain
 	// several families. It is nil if the rule is not known.

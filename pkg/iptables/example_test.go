@@ -46,11 +46,8 @@ func ExampleSession() {
 		panic(err)
 	}
 	defer session.Close()
-	scripts, err := iptables.ParseScripts("*filter\n:MINE - [0:0]\n-A MINE -j DROP\nCOMMIT\n")
-	if err != nil {
-		panic(err)
-	}
-	payload := iptables.Payload{rules.IPv4: scripts}
+	drop := iptables.Step{Verb: iptables.Append, Chain: "MINE", Rule: rules.Rule{Spec: "-j DROP", Target: "DROP"}}
+	payload := iptables.Payload{rules.IPv4: {{Table: rules.Filter, Declare: []string{"MINE"}, Steps: []iptables.Step{drop}}}}
 
 	if _, err := session.Read(ctx, rules.IPv4); err != nil {
 		panic(err)

@@ -28,14 +28,13 @@ import (
 type Kernel struct {
 	cfg      Config
 	info     Info
-	version  version // of the programs
 	evidence Evidence
 	tools    map[rules.Family]tools
 	disabled map[rules.Family]error
 	reader   reader
 	cache    *readCache
 	mirror   *mirror                  // on nft; else nil
-	source   rawSource                // the lexicons; nil only in tests
+	source   lexicons                 // of all families that are open
 	budgets  map[rules.Family]*budget // of all families that are open
 	sets     setIndex
 	private  string   // a folder of our own, for the children's lock file
@@ -88,7 +87,7 @@ func Open(ctx context.Context, cfg Config) (*Kernel, error) {
 	if cfg.Replay == ReplayText && k.info.Missing != "" {
 		return nil, fmt.Errorf("a replay by text needs iptables: %s", k.info.Missing)
 	}
-	if err := k.open(ctx); err != nil {
+	if err := k.open(); err != nil {
 		return nil, errors.Join(err, k.Close())
 	}
 	return k, nil
@@ -255,7 +254,7 @@ func (k *Kernel) inspect(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		k.version, k.info.Version, k.info.RandomFully = v, v.String(), randomFully
+		k.info.Version, k.info.RandomFully = v.String(), randomFully
 		if err := checkVersion(k.info.Backend, v); err != nil {
 			return err
 		}
@@ -265,7 +264,7 @@ func (k *Kernel) inspect(ctx context.Context) error {
 
 // open opens all resources that Close must close; Open calls it last, and Close after its
 // error.
-func (k *Kernel) open(ctx context.Context) error {
+func (k *Kernel) open() error {
 	private, err := os.MkdirTemp("", "canaryd-")
 	if err != nil {
 		return fmt.Errorf("a private folder for the children's lock file: %w", err)
@@ -298,10 +297,9 @@ func (k *Kernel) openReader() error {
 	if err != nil {
 		return err
 	}
-	known := lexicons{}
-	k.reader, k.source, k.sets = r, known, &setNumbers{}
+	k.reader, k.source, k.sets = r, lexicons{}, &setNumbers{}
 	for family := range k.tools {
-		known[family] = newLexicon(family, true, k.sets)
+		k.source[family] = newLexicon(family, true, k.sets)
 	}
 	return nil
 }

@@ -2,7 +2,6 @@ package iptables
 
 import (
 	"fmt"
-	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -35,86 +34,26 @@ func replayOf(table rules.TableName, chain string, list []rules.Rule) Script {
 	return script
 }
 
-// restoreAll writes scripts in one guarded session and returns its result.
-func restoreAll(t *testing.T, k *Kernel, family rules.Family, scripts ...Script) Written {
+// restoreOnce writes scripts in one guarded session and returns its result.
+func restoreOnce(t *testing.T, k *Kernel, family rules.Family, scripts ...Script) Written {
 	t.Helper()
 	s := begin(t, k)
 	mustRead(t, s, family)
 	w := s.Restore(t.Context(), Payload{family: scripts})[family]
-	if w.Err != nil || w.Raced {
-		t.Fatalf("raced %t: %v", w.Raced, w.Err)
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
 	}
 	return w
 }
 
-// Rules without a text come back byte for byte, each in its place among rules
-// that have a text. While their ipsets exist, the numbers in these rules stay the
-// same.
-func TestOddRulesComeBackByteForByte(t *testing.T) {
-	onNFT(t, func(t *testing.T, family rules.Family) {
-		conn := dialTest(t)
-		iptablesCommand(t, NFT, family, "-N MINE")
-		iptablesCommand(t, NFT, family, "-N GOAL")
-		inet := map[rules.Family]string{rules.IPv4: "inet", rules.IPv6: "inet6"}[family]
-		for _, set := range []string{"a -h", "a src -m comment --comment"} {
-			nstest.Command(t, "ipset", "create", set, "hash:ip", "family", inet)
-		}
-		for n, odd := range oddRules {
-			if addOdd(t, NFT, family, "MINE", odd.args) {
-				iptablesCommand(t, NFT, family, fmt.Sprintf("-A MINE -p tcp --dport %d -j ACCEPT", n+1))
-			}
-		}
-		k := openKernel(t, Config{Backend: NFT, Families: []rules.Family{family}})
-		before, want := chainBytes(t, conn, family, "filter", "MINE"), mustRead(t, k, family).Tables[rules.Filter]
-		opaque := 0
-		for _, r := range want.Rules("MINE") {
-			if _, yes := r.Opaque(); yes {
-				opaque++
-			}
-			if !begin(t, k).Writes(r) {
-				t.Errorf("%.200q cannot be written", r.Spec)
-			}
-		}
-		if opaque < 14 {
-			t.Errorf("only %d rules are opaque", opaque)
-		}
-		for range 2 {
-			iptablesCommand(t, NFT, family, "-F MINE")
-			if w := restoreAll(t, k, family, replayOf(rules.Filter, "MINE", want.Rules("MINE"))); w.Detour != nil {
-				t.Errorf("not directly: %v", w.Detour)
-			}
-			if diff := cmp.Diff(before, chainBytes(t, conn, family, "filter", "MINE")); diff != "" {
-				t.Fatalf("(-before +after):\n%s", diff)
-			}
-			if after := mustRead(t, k, family).Tables[rules.Filter].Rules("MINE"); !slices.Equal(after, want.Rules("MINE")) {
-				t.Errorf("read again (-want +got):\n%s", cmp.Diff(want.Rules("MINE"), after))
-			}
-		}
-	})
-}
-
-// iptables prints two rules in the same words, although they match different
-// packets. The replay gives each its own bytes.
-func TestRulesInTheSameWordsComeBackEachAsItself(t *testing.T) {
-	onNFT(t, func(t *testing.T, family rules.Family) {
-		conn := dialTest(t)
-		for _, line := range []string{"-N MINE", "-N OTHER", "-A MINE -p esp -m esp ! --espspi : -j ACCEPT", "-A MINE -p esp -m esp -j ACCEPT", "-A OTHER -p esp -m esp -j ACCEPT"} {
-			iptablesCommand(t, NFT, family, line)
-		}
-		k := openKernel(t, Config{Backend: NFT, Families: []rules.Family{family}})
-		before := append(chainBytes(t, conn, family, "filter", "MINE"), chainBytes(t, conn, family, "filter", "OTHER")...)
-		want := mustRead(t, k, family).Tables[rules.Filter]
-		mine, other := want.Rules("MINE"), want.Rules("OTHER")
-		if before[0] == before[1] || mine[0].Equal(mine[1]) || mine[1] != other[0] {
-			t.Fatalf("MINE is %v and OTHER %v", mine, other)
-		}
-		iptablesCommand(t, NFT, family, "-F")
-		restoreAll(t, k, family, replayOf(rules.Filter, "MINE", mine), replayOf(rules.Filter, "OTHER", other))
-		after := append(chainBytes(t, conn, family, "filter", "MINE"), chainBytes(t, conn, family, "filter", "OTHER")...)
-		if diff := cmp.Diff(before, after); diff != "" {
-			t.Errorf("(-before +after):\n%s", diff)
-		}
-	})
+// restoreAll is restoreOnce that must succeed.
+func restoreAll(t *testing.T, k *Kernel, family rules.Family, scripts ...Script) Written {
+	t.Helper()
+	w := restoreOnce(t, k, family, scripts...)
+	if w.Err != nil || w.Raced {
+		t.Fatalf("raced %t: %v", w.Raced, w.Err)
+	}
+	return w
 }
 
 // A process that never read the rules, as after a restart, writes rules of two

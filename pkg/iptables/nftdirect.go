@@ -13,13 +13,6 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A rawSource knows rules as the kernel stores them. The lexicon is a rawSource.
-type rawSource interface {
-	// raw returns the rule as the kernel would store it, and whether that is known. It may use
-	// room, which is overwritten.
-	raw(family rules.Family, rule rules.Rule, room []byte) (nft.Rule, bool)
-}
-
 // A directWriter turns scripts into one netlink batch. For this it reads from the kernel which
 // chains exist, and the rules of a chain that is to lose one. These reads need no guard: the
 // kernel accepts the batch only while nothing was committed since the read that the batch names.
@@ -30,7 +23,7 @@ type rawSource interface {
 // end. No message refers to a rule of the batch itself.
 type directWriter struct {
 	conn   *nft.Conn
-	source rawSource
+	source lexicons
 	taught taught // bytes that are right while the chains of texts exist
 	sets   *usedNumbers
 	batch  *nft.Batch
@@ -220,7 +213,7 @@ func (p *tablePlan) load(c *chainPlan) error {
 	}
 	var standing []slot
 	err := p.conn.EachRule(p.family, p.table, c.name, func(m nft.RuleMessage) error {
-		raw, _ := nameSets(m.Rule.Clone(), p.sets.name) // the names identify the rule
+		raw, _ := nameSets(m.Rule.Clone(), p.sets.index.name) // the names identify the rule
 		standing = append(standing, slot{handle: m.Handle, raw: &raw})
 		return nil
 	})

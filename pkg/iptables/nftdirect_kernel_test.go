@@ -7,15 +7,9 @@ import (
 	"os"
 	"slices"
 	"strconv"
-	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
-	"github.com/canaryd/canaryd/internal/testkit"
-	"github.com/canaryd/canaryd/internal/testkit/netns"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
-	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -45,67 +39,6 @@ func onNFT(t *testing.T, body func(t *testing.T, family rules.Family)) {
 			})
 		})
 	}
-}
-
-// writeDirectly writes scripts in one batch under the present genid.
-func writeDirectly(t testing.TB, conn *nft.Conn, source rawSource, family rules.Family, scripts ...Script) error {
-	t.Helper()
-	genid, err := conn.Genid()
-	if err != nil {
-		t.Fatal(err)
-	}
-	w := directWriter{conn: conn, source: source, batch: guardedBatch(genid)}
-	for i := range scripts {
-		if err := w.add(family, &scripts[i]); err != nil {
-			return err
-		}
-	}
-	if !w.writes {
-		return nil
-	}
-	w.batch.Finish()
-	return w.batch.Send()
-}
-
-// After any flush the rules are restored exactly: iptables-save prints the same
-// as before.
-func TestADirectReplayBringsBackWhatWasFlushed(t *testing.T) {
-	seed := directSeed(t)
-	clusters := corpusTexts(t)
-	onNFT(t, func(t *testing.T, family rules.Family) {
-		t.Logf("CANARYD_SEED=%d", seed)
-		r := rand.New(rand.NewPCG(seed, uint64(family)))
-		conn, tried := dialTest(t), 0
-		for _, name := range slices.Sorted(maps.Keys(clusters)) {
-			if clusters[name].family != family {
-				continue
-			}
-			flushRuleset(t)
-			_, err := tryTool(t, clusters[name].text, program(NFT, family, "-restore"))
-			if err != nil && !netns.Root() && strings.Contains(err.Error(), "Message too long") {
-				continue // a limit of iptables in a user namespace
-			} else if err != nil {
-				t.Fatal(err)
-			}
-			tried++
-			source := learned{}
-			before := saveNFT(t, family)
-			want := source.learnSaved(t, conn, family, before)
-			for range testkit.Size(1, 3) {
-				flushed := flushRandomly(t, r, family, want)
-				scripts := scriptsFor(r, want, source.learn(t, conn, family))
-				if err := writeDirectly(t, conn, source, family, scripts...); err != nil {
-					t.Fatalf("%s after %s: %v", name, flushed, err)
-				}
-				if diff := cmp.Diff(before, saveNFT(t, family)); diff != "" {
-					t.Fatalf("%s after %s: (-before +after)\n%s", name, flushed, diff)
-				}
-			}
-		}
-		if tried < 8 {
-			t.Errorf("only %d cases of the corpus are of this family", tried)
-		}
-	})
 }
 
 // flushRandomly removes rules in one of many ways, and names the way.

@@ -21,50 +21,6 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// learned is a rawSource for the kernel's present rules: the i-th raw rule of a
-// chain belongs to the i-th line of iptables-save.
-type learned map[rules.Family]map[rules.Key]nft.Rule
-
-func (l learned) raw(family rules.Family, rule rules.Rule, _ []byte) (nft.Rule, bool) {
-	r, ok := l[family][rule.Key()]
-	return r, ok
-}
-
-// learn adds a family's present rules.
-func (l learned) learn(t testing.TB, conn *nft.Conn, family rules.Family) rules.Ruleset {
-	t.Helper()
-	return l.learnSaved(t, conn, family, saveNFT(t, family))
-}
-
-// learnSaved is learn with saveNFT's output.
-func (l learned) learnSaved(t testing.TB, conn *nft.Conn, family rules.Family, saved string) rules.Ruleset {
-	t.Helper()
-	set, unreadable, err := rules.Parse(strings.NewReader(saved))
-	if err != nil || len(unreadable) > 0 {
-		t.Fatal(err, unreadable)
-	}
-	if l[family] == nil {
-		l[family] = map[rules.Key]nft.Rule{}
-	}
-	for table, content := range set {
-		for _, chain := range content.Chains {
-			i := 0
-			err := conn.EachRule(family, table, chain.Name, func(m nft.RuleMessage) error {
-				if i >= len(chain.Rules) {
-					return errors.New("more rules than iptables-save prints")
-				}
-				l[family][chain.Rules[i].Key()] = m.Rule.Clone()
-				i++
-				return nil
-			})
-			if err != nil || i != len(chain.Rules) {
-				t.Fatalf("%s %s: %d rules of %d: %v", table, chain.Name, i, len(chain.Rules), err)
-			}
-		}
-	}
-	return set
-}
-
 var (
 	counterPattern = regexp.MustCompile(`\[\d+:\d+\]`)
 	commentPattern = regexp.MustCompile(`(?m)^#.*\n`)

@@ -26,15 +26,13 @@ type Earlier func(f rules.Family, add func(RawRule))
 // the rules of a generation on disk that were flushed while canaryd did not run. It is called
 // before the first Read.
 func (k *Kernel) KnowEarlier(earlier Earlier) {
-	if source, is := k.source.(lexicons); is {
-		for family, l := range source {
-			l.earlier = earlier
-			earlier(family, func(kept RawRule) {
-				if kept.Text != "" { // the first read must show this text
-					l.meet(kept)
-				}
-			})
-		}
+	for family, l := range k.source {
+		l.earlier = earlier
+		earlier(family, func(kept RawRule) {
+			if kept.Text != "" { // the first read must show this text
+				l.meet(kept)
+			}
+		})
 	}
 }
 
@@ -42,7 +40,7 @@ func (k *Kernel) KnowEarlier(earlier Earlier) {
 // It is false if this Kernel has not met the rule. Bytes are in room, if it is large enough. It
 // may be called concurrently.
 func (k *Kernel) RawRule(f rules.Family, r rules.Rule, room []byte) (RawRule, bool) {
-	l := k.lexicon(f)
+	l := k.source[f]
 	if l == nil {
 		return RawRule{}, false
 	}

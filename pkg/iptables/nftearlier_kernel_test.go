@@ -103,9 +103,9 @@ func earlierOf(family rules.Family, kept []RawRule) Earlier {
 // kept its bytes. Other words would be another rule. A kept text does not count
 // if its bytes have another target.
 func TestTheFirstReadShowsTheTextOfBefore(t *testing.T) {
-	onNFT(t, func(t *testing.T, family rules.Family) {
+	onBoth(t, func(t *testing.T, backend Backend, family rules.Family) {
 		written := rules.Rule{Spec: "-p tcp -m cpu --cpu 0 -j ACCEPT", Target: "ACCEPT"}
-		before := openKernel(t, Config{Backend: NFT, Families: []rules.Family{family}})
+		before := openKernel(t, Config{Backend: backend, Families: []rules.Family{family}})
 		restoreAll(t, before, family, replayOf(rules.Filter, "MINE", []rules.Rule{written}))
 		mustRead(t, before, family)
 		kept, ok := before.RawRule(family, written, nil)
@@ -116,7 +116,7 @@ func TestTheFirstReadShowsTheTextOfBefore(t *testing.T) {
 			text   string
 			opaque bool
 		}{"the text": {written.Spec, false}, "a text that drops": {"-p tcp -m cpu --cpu 0 -j DROP", true}, "no text": {"", true}} {
-			k := openKernel(t, Config{Backend: NFT, Families: []rules.Family{family}})
+			k := openKernel(t, Config{Backend: backend, Families: []rules.Family{family}})
 			k.KnowEarlier(earlierOf(family, []RawRule{{c.text, kept.Bytes}}))
 			got := mustRead(t, k, family).Tables[rules.Filter].Rules("MINE")[0]
 			if _, opaque := got.Opaque(); opaque != c.opaque || !opaque && got != written {

@@ -31,25 +31,6 @@ const nodeJumps = `*nat
 COMMIT
 `
 
-// jumpsOf returns a script that writes nodeJumps' chains and jumps again.
-func jumpsOf(t *testing.T, text string) Script {
-	t.Helper()
-	set, _, err := rules.Parse(strings.NewReader(text))
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := Script{Table: rules.Nat}
-	for _, c := range set[rules.Nat].Chains {
-		if !rules.Builtin(rules.Nat, c.Name) {
-			s.Declare = append(s.Declare, c.Name)
-		}
-		for _, r := range c.Rules {
-			s.Steps = append(s.Steps, Step{Verb: Append, Chain: c.Name, Rule: r})
-		}
-	}
-	return s
-}
-
 // TestAChainOfAnotherPriority: an nftables.conf declares iptables' chains with
 // priorities of its own. canaryd reads the rules that it writes there, so it does
 // not write them again.
@@ -69,7 +50,7 @@ func TestAChainOfAnotherPriority(t *testing.T) {
 		if seen := mustRead(t, s, rules.IPv4); len(seen.Misfits) > 0 {
 			t.Fatalf("misfits %v", seen.Misfits)
 		}
-		w := s.Restore(t.Context(), Payload{rules.IPv4: {jumpsOf(t, nodeJumps)}})[rules.IPv4]
+		w := s.Restore(t.Context(), Payload{rules.IPv4: scriptsOf(t, nodeJumps)})[rules.IPv4]
 		if w.Err != nil || !slices.Equal(w.Direct, []rules.TableName{rules.Nat}) {
 			t.Fatalf("written %+v", w)
 		}
@@ -90,7 +71,7 @@ func TestAChainOfAnotherPriority(t *testing.T) {
 		s2 := begin(t, openKernel(t, Config{Backend: NFT, Replay: ReplayText}))
 		mustRead(t, s2, rules.IPv4)
 		before := nstest.Command(t, "nft", "-s", "list", "ruleset")
-		w = s2.Restore(t.Context(), Payload{rules.IPv4: {jumpsOf(t, nodeJumps)}})[rules.IPv4]
+		w = s2.Restore(t.Context(), Payload{rules.IPv4: scriptsOf(t, nodeJumps)})[rules.IPv4]
 		var refused *RestoreError
 		if !errors.As(w.Err, &refused) || refused.Reason != ReasonIncompatible || !strings.Contains(w.Err.Error(), "priority 0") {
 			t.Errorf("error %v", w.Err)
@@ -150,10 +131,10 @@ func TestAChainInWhichNoJumpWorks(t *testing.T) {
 					}
 					for _, write := range []func() Written{
 						func() Written {
-							return s.Restore(t.Context(), Payload{rules.IPv4: {jumpsOf(t, nodeJumps)}})[rules.IPv4]
+							return s.Restore(t.Context(), Payload{rules.IPv4: scriptsOf(t, nodeJumps)})[rules.IPv4]
 						},
 						func() Written {
-							return s.RestoreAnyway(t.Context(), Payload{rules.IPv4: {jumpsOf(t, nodeJumps)}})[rules.IPv4]
+							return s.RestoreAnyway(t.Context(), Payload{rules.IPv4: scriptsOf(t, nodeJumps)})[rules.IPv4]
 						},
 					} {
 						mustRead(t, s, rules.IPv4)

@@ -73,7 +73,7 @@ func newLexicon(family rules.Family, legacy bool, sets setIndex) *lexicon {
 type lexicons map[rules.Family]*lexicon
 
 // raw is lexicon.raw of one family; false if the family is not open. The direct path gets the
-// bytes of rules from it (rawSource).
+// bytes of rules from it.
 func (l lexicons) raw(family rules.Family, rule rules.Rule, room []byte) (nft.Rule, bool) {
 	if l[family] == nil {
 		return nft.Rule{}, false
@@ -136,9 +136,9 @@ func spell(family rules.Family, raw nft.Rule) (rule rules.Rule, spelled bool) {
 	}
 	bare, sets, _ := withoutNames(raw)
 	if words, ok := ruleset.Words(family, bare.Expressions, bare.Userdata, sets); ok {
-		rule = compactRule(rules.PrintedRule(words))
-		if _, opaque := rule.Opaque(); !opaque {
-			return rule, true
+		rule, err := rules.ParseRule(words)
+		if _, opaque := rule.Opaque(); err == nil && !opaque {
+			return compactRule(rule), true
 		}
 	}
 	return opaque(family, raw), false
@@ -223,28 +223,34 @@ func (l *lexicon) shown(rule rules.Rule) rules.Rule {
 
 // Text implements Session. The text is that of the rule's bytes, which a trial may have shown.
 func (s *session) Text(family rules.Family, rule rules.Rule) rules.Rule {
-	if l := s.kernel.lexicon(family); l != nil {
+	if l := s.kernel.source[family]; l != nil {
 		return l.shown(rule)
 	}
 	return rule
 }
 
-// lexicon returns the lexicon of a family, nil if it has none.
-func (k *Kernel) lexicon(family rules.Family) *lexicon {
-	all, _ := k.source.(lexicons)
-	return all[family]
-}
-
-// texts returns the rules with these numbers as values, for the view of a chain. An opaque rule
-// has no text.
-func (l *lexicon) texts(ids []nft.RuleID) []rules.Rule {
+// texts returns the rules with these numbers as values; an opaque rule has no text. If nothing
+// differs from before, the chain's last read (nil if none), it returns that slice.
+func (l *lexicon) texts(ids []nft.RuleID, before *rules.Chain) []rules.Rule {
+	if len(ids) == 0 {
+		return nil
+	}
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	found := make([]rules.Rule, len(ids))
-	for i, id := range ids {
-		found[i] = l.entries[id].rule
+	if before != nil && len(before.Rules) == len(ids) {
+		same := 0
+		for same < len(ids) && l.entries[ids[same]].rule == before.Rules[same] {
+			same++
+		}
+		if same == len(ids) {
+			return before.Rules
+		}
 	}
-	return found
+	list := make([]rules.Rule, len(ids))
+	for i, id := range ids {
+		list[i] = l.entries[id].rule
+	}
+	return list
 }
 
 // raw returns a rule as the kernel would store it, so that canaryd can write it. It is

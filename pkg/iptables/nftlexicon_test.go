@@ -65,7 +65,7 @@ func mustIntern(t testing.TB, l *lexicon, raw nft.Rule) nft.RuleID {
 }
 
 // text returns one rule as a value.
-func (l *lexicon) text(id nft.RuleID) rules.Rule { return l.texts([]nft.RuleID{id})[0] }
+func (l *lexicon) text(id nft.RuleID) rules.Rule { return l.texts([]nft.RuleID{id}, nil)[0] }
 
 var rawContent = cmp.AllowUnexported(nft.Rule{})
 

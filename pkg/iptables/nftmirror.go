@@ -22,14 +22,13 @@ type mirror struct {
 // newMirror returns a mirror of the families that are open, for openReader. It also makes their
 // lexicons, which are the source of the direct path.
 func (k *Kernel) newMirror(r nftReader) *mirror {
-	known := lexicons{}
-	k.source = known
+	k.source = lexicons{}
 	m := &mirror{timeout: k.cfg.ReadTimeout, families: map[rules.Family]*familyText{}}
 	m.raw = nft.NewMirror(r.conn, nft.MirrorConfig{Genid: r.genid, Own: k.OwnCommit, Begun: m.taken.restart, Heard: m.hear})
 	for family, budget := range k.budgets {
-		known[family] = newLexicon(family, false, k.sets)
+		k.source[family] = newLexicon(family, false, k.sets)
 		f := &familyText{
-			family: family, lexicon: known[family], cache: k.cache, budget: budget, taken: &m.taken,
+			family: family, lexicon: k.source[family], cache: k.cache, budget: budget, taken: &m.taken,
 			tables: map[rules.TableName]*tableText{},
 		}
 		f.raw = m.raw.Add(nft.FamilyConfig{

@@ -152,7 +152,7 @@ func countPrograms(t *testing.T, k *Kernel, family rules.Family) func() int {
 	t.Helper()
 	dir := t.TempDir()
 	real := k.tools[family]
-	standIn(t, k, family, "touch "+dir+"/$$; case $1 in --noflush) exec "+real.restore+" \"$@\";; -t) exec "+real.iptables+" \"$@\";; esac; exec "+program(NFT, family, "-save"))
+	standIn(t, k, family, "touch "+dir+"/$$; case $1 in --noflush) exec "+real.restore+" \"$@\";; -t) exec "+real.iptables+" \"$@\";; esac; exec "+program(k.info.Backend, family, "-save"))
 	return func() int {
 		files, err := filepath.Glob(dir + "/*")
 		if err != nil {

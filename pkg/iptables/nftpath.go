@@ -151,7 +151,7 @@ func (k *Kernel) notDirectly(err error, payload Payload) directResult {
 // nothing is encoded.
 func (k *Kernel) directConn() *nft.Conn {
 	reader, ok := k.reader.(nftReader)
-	if !ok || k.source == nil {
+	if !ok {
 		return nil
 	}
 	return reader.conn

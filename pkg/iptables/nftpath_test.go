@@ -4,17 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"math/rand/v2"
-	"net"
 	"os"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -26,12 +22,12 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A lossyNode is a namespace whose rules were flushed, in both families. A Kernel
-// with a direct path had seen them.
+// A lossyNode is a namespace whose rules were flushed, in both families, and the
+// Kernel that had read them.
 type lossyNode struct {
 	kernel *Kernel
-	source learned
-	saved  map[rules.Family]string
+	known  map[rules.Family][]rules.Rule
+	saved  map[rules.Family]string // of the last text
 }
 
 const lossyRules = `*mangle
@@ -49,47 +45,43 @@ COMMIT
 COMMIT
 `
 
-func newLossyNode(t *testing.T, cfg Config, text string) *lossyNode {
+// newLossyNode loads and flushes one text after the other.
+func newLossyNode(t *testing.T, cfg Config, texts ...string) *lossyNode {
 	t.Helper()
 	nstest.NeedProgram(t, "nft", "iptables-nft-restore", "ip6tables-nft-restore")
 	cfg.Backend = NFT
-	n := &lossyNode{kernel: openKernel(t, cfg), source: learned{}, saved: map[rules.Family]string{}}
-	n.kernel.source = n.source
-	conn := dialTest(t)
-	for _, family := range rules.Families() {
-		runTool(t, text, program(NFT, family, "-restore"))
-		n.source.learn(t, conn, family)
-		n.saved[family] = saveNFT(t, family)
+	n := &lossyNode{kernel: openKernel(t, cfg), known: map[rules.Family][]rules.Rule{}, saved: map[rules.Family]string{}}
+	for _, text := range texts {
+		for _, family := range rules.Families() {
+			runTool(t, text, program(NFT, family, "-restore"))
+			n.saved[family] = saveNFT(t, family)
+			for _, table := range mustRead(t, n.kernel, family).Tables {
+				for _, c := range table.Chains {
+					n.known[family] = append(n.known[family], c.Rules...)
+				}
+			}
+		}
+		flushRuleset(t)
 	}
-	flushRuleset(t)
 	return n
 }
 
-// payload returns the scripts that bring a text back, for both families.
+// payload returns the scripts that bring a text back, for both families, with the
+// rules as they were read.
 func (n *lossyNode) payload(t *testing.T, text string) Payload {
 	t.Helper()
-	text = regexp.MustCompile(`(?m)^:[A-Z]+ ACCEPT .*\n`).ReplaceAllString(text, "")
-	text = strings.ReplaceAll(text, " - [0:0]", "")
 	p := Payload{}
 	for _, family := range rules.Families() {
-		p[family] = mustParseScripts(t, text)
+		p[family] = scriptsOf(t, text)
 		for _, s := range p[family] {
-			for i := range s.Steps { // as it was learned
-				s.Steps[i].Rule = canonical(n.source[family], s.Steps[i].Rule)
+			for i := range s.Steps {
+				if at := slices.IndexFunc(n.known[family], s.Steps[i].Rule.Equal); at >= 0 {
+					s.Steps[i].Rule = n.known[family][at]
+				}
 			}
 		}
 	}
 	return p
-}
-
-// canonical returns the rule as iptables-save spells it, if it was learned.
-func canonical(known map[rules.Key]nft.Rule, rule rules.Rule) rules.Rule {
-	for spec := range known {
-		if same, err := rules.ParseRule(string(spec)); err == nil && same.Equal(rule) {
-			return same
-		}
-	}
-	return rule
 }
 
 func (n *lossyNode) read(t *testing.T) Session {
@@ -308,19 +300,10 @@ COMMIT
 `
 
 // newLoopingNode returns a lossyNode, and a table that the kernel refuses. The
-// Kernel learned its rules separately, and together they are a loop.
+// Kernel read its rules separately, and together they are a loop.
 func newLoopingNode(t *testing.T) (n *lossyNode, loop string) {
 	t.Helper()
-	n = newLossyNode(t, Config{}, looping)
-	for _, text := range []string{lossyRules, "*filter\n:A - [0:0]\n:B - [0:0]\n-A B -j A\nCOMMIT\n"} {
-		more := newLossyNode(t, Config{}, text)
-		for family, known := range more.source {
-			for spec, raw := range known {
-				n.source[family][spec] = raw
-			}
-		}
-		n.saved = more.saved
-	}
+	n = newLossyNode(t, Config{}, looping, lossyRules, "*filter\n:A - [0:0]\n:B - [0:0]\n-A B -j A\nCOMMIT\n")
 	return n, strings.Replace(looping, "COMMIT", "-A B -j A\nCOMMIT", 1)
 }
 
@@ -355,33 +338,6 @@ func TestARefusedTransactionGoesThroughTheTextPathAtOnce(t *testing.T) {
 		}
 		if v6 := saveNFT(t, rules.IPv6); v6 != "" {
 			t.Errorf("a refused transaction wrote:\n%s", v6)
-		}
-	})
-}
-
-// iptables-restore shows the bytes of an unknown rule. Then its table is written
-// with all others in one transaction.
-func TestARuleThatIsNotKnownGoesWithTheOthers(t *testing.T) {
-	onNamespace(t, func(t *testing.T) {
-		n := newLossyNode(t, Config{Replay: ReplayDirect}, lossyRules)
-		for spec := range n.source[rules.IPv6] {
-			if strings.Contains(string(spec), "REDIRECT") {
-				delete(n.source[rules.IPv6], spec)
-			}
-		}
-		p, s := n.payload(t, lossyRules), n.read(t)
-		written := s.Restore(t.Context(), p)
-		if w := written[rules.IPv4]; w.Err != nil || w.Raced || w.Detour != nil || tablesNamed(w) != "[mangle nat]" {
-			t.Errorf("ipv4: %+v", w)
-		}
-		if w := written[rules.IPv6]; w.Err != nil || w.Raced || w.Detour != nil || tablesNamed(w) != "[mangle nat]" {
-			t.Errorf("ipv6: %+v", w)
-		}
-		n.wantSaved(t, n.saved)
-		for _, family := range rules.Families() {
-			if mustRead(t, s, family).Moved {
-				t.Errorf("%v: both commits were ours, and the next read says otherwise", family)
-			}
 		}
 	})
 }
@@ -431,7 +387,7 @@ func TestTheDirectPathNeedsPrivileges(t *testing.T) {
 // their policy and their rules' handles.
 func TestBuiltInChainsAreMadeAsIptablesMakesThem(t *testing.T) {
 	onNFT(t, func(t *testing.T, family rules.Family) {
-		conn, source := dialTest(t), learned{}
+		conn, k := dialTest(t), openKernel(t, Config{Backend: NFT})
 		var text strings.Builder
 		var scripts []Script
 		for _, table := range rules.AllTables() {
@@ -445,13 +401,11 @@ func TestBuiltInChainsAreMadeAsIptablesMakesThem(t *testing.T) {
 			scripts = append(scripts, s)
 		}
 		runTool(t, text.String(), program(NFT, family, "-restore"), "--noflush")
-		source.learn(t, conn, family)
+		mustRead(t, k, family)
 		listed := func() string { return sortedChains(runTool(t, "", "nft", "list", "ruleset")) }
 		want := listed()
 		flushRuleset(t)
-		if err := writeDirectly(t, conn, source, family, scripts...); err != nil {
-			t.Fatal(err)
-		}
+		restoreAll(t, k, family, scripts...)
 		if diff := cmp.Diff(want, listed()); diff != "" {
 			t.Errorf("nft lists (-iptables +direct):\n%s", diff)
 		}
@@ -471,12 +425,9 @@ func TestBuiltInChainsAreMadeAsIptablesMakesThem(t *testing.T) {
 		}
 		before := handles()
 		accept := rules.Rule{Spec: "-j ACCEPT", Target: "ACCEPT"}
-		err := writeDirectly(t, conn, source, family, Script{Table: rules.Filter, Steps: []Step{
+		restoreAll(t, k, family, Script{Table: rules.Filter, Steps: []Step{
 			{Verb: Insert, Chain: "FORWARD", Index: 2, Rule: accept}, {Verb: Insert, Chain: "FORWARD", Rule: accept}, {Verb: Append, Chain: "FORWARD", Rule: accept},
 		}})
-		if err != nil {
-			t.Fatal(err)
-		}
 		after := handles()
 		if len(before) != 2 || len(after) != 5 || after[1] != before[0] || after[3] != before[1] {
 			t.Errorf("FORWARD's handles were %v and are %v", before, after)
@@ -505,110 +456,6 @@ func sortedChains(text string) string {
 	}
 	slices.Sort(blocks)
 	return strings.Join(blocks, "\n")
-}
-
-// Without COMPAT's content, xt refuses a match as one of the wrong protocol; this
-// is the reason for all of nftcompat.go.
-func TestTheKernelWantsToKnowTheProtocol(t *testing.T) {
-	onNFT(t, func(t *testing.T, family rules.Family) {
-		const spec = "-p tcp -m multiport --dports 80,443"
-		conn, source := dialTest(t), learned{}
-		runTool(t, "*filter\n:X - [0:0]\n-A X "+spec+"\nCOMMIT\n", program(NFT, family, "-restore"))
-		source.learn(t, conn, family)
-		rule, ok := source.raw(family, rules.Rule{Spec: spec}, nil)
-		if !ok {
-			t.Fatalf("%q is not what iptables-save prints: %v", spec, source)
-		}
-		genid, err := conn.Genid()
-		if err != nil {
-			t.Fatal(err)
-		}
-		b := guardedBatch(genid)
-		b.Begin(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, family)
-		b.Text(unix.NFTA_RULE_TABLE, "filter")
-		b.Text(unix.NFTA_RULE_CHAIN, "X")
-		b.Blob(unix.NFTA_RULE_EXPRESSIONS, rule.Expressions)
-		b.End()
-		b.Finish()
-		var refused *nft.RefusedError
-		want := "the kernel refused a rule of chain X of " + family.String() + " filter: invalid argument"
-		if err := b.Send(); !errors.As(err, &refused) || err.Error() != want {
-			t.Errorf("without COMPAT: %v, want %q", err, want)
-		}
-	})
-}
-
-// Packets follow the rules that a direct replay brought back.
-func TestPacketsGoThroughRulesThatCameBackDirectly(t *testing.T) {
-	onNamespace(t, func(t *testing.T) {
-		listener, err := net.Listen("tcp", "127.0.0.1:8080")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer listener.Close()
-		go func() {
-			for {
-				conn, err := listener.Accept()
-				if err != nil {
-					return
-				}
-				_, _ = io.WriteString(conn, "here")
-				conn.Close()
-			}
-		}()
-		nstest.NeedProgram(t, "ip")
-		nstest.Command(t, "ip", "route", "add", "10.96.0.0/16", "dev", "lo", "src", "127.0.0.1")
-		const portals = `*nat
-:OUTPUT ACCEPT [0:0]
-:SVC - [0:0]
-:SEP - [0:0]
--A OUTPUT -m comment --comment "service portals" -j SVC
--A SVC -d 10.96.0.1/32 ! -p udp -m statistic --mode random --probability 1 -j SEP
--A SEP -p tcp -m comment --comment "an endpoint" -m tcp -j DNAT --to-destination 127.0.0.1:8080
-COMMIT
-`
-		conn, source := dialTest(t), learned{}
-		runTool(t, portals, "iptables-nft-restore")
-		want := source.learn(t, conn, rules.IPv4)
-		answer := func() string {
-			c, err := net.DialTimeout("tcp", "10.96.0.1:80", 500*time.Millisecond)
-			if err != nil {
-				return err.Error()
-			}
-			defer c.Close()
-			if err := c.SetDeadline(time.Now().Add(time.Second)); err != nil {
-				t.Fatal(err)
-			}
-			text, err := io.ReadAll(c)
-			if err != nil {
-				return err.Error()
-			}
-			return string(text)
-		}
-		if got := answer(); got != "here" {
-			t.Fatalf("before the flush: %q", got)
-		}
-		flushRuleset(t)
-		if got := answer(); got == "here" {
-			t.Fatal("the flush changed nothing")
-		}
-		var s Script
-		s.Table = rules.Nat
-		for _, chain := range want[rules.Nat].Chains {
-			if !rules.Builtin(rules.Nat, chain.Name) {
-				s.Declare = append(s.Declare, chain.Name)
-			}
-			for _, rule := range chain.Rules {
-				s.Steps = append(s.Steps, Step{Verb: Append, Chain: chain.Name, Rule: rule})
-			}
-		}
-		if err := writeDirectly(t, conn, source, rules.IPv4, s); err != nil {
-			t.Fatal(err)
-		}
-		if got := answer(); got != "here" {
-			t.Errorf("after the replay: %q", got)
-		}
-	})
 }
 
 // In a user namespace the send buffer may not be raised. A transaction that is

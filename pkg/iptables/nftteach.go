@@ -46,8 +46,7 @@ type taughtRule struct {
 // texts: the script would write them a second time.
 func (s *genidSession) teach(ctx context.Context, batch *directBatch, due Payload, genid uint64, anyway bool) (*directBatch, uint64, func(), error) {
 	known, trials, commits := taught{}, Payload{}, uint64(0)
-	lexicons, _ := s.kernel.source.(lexicons)
-	revealed := lexicons.revealed()
+	revealed := s.kernel.source.revealed()
 	var failed error
 	for _, family := range slices.Sorted(maps.Keys(batch.left())) {
 		for i := range batch.result.left[family] {
@@ -85,12 +84,12 @@ func (s *genidSession) teach(ctx context.Context, batch *directBatch, due Payloa
 	for id, list := range known { // without anyway, the genid shows that all are canaryd's
 		for _, t := range list {
 			if named, err := nameSets(t.raw, s.kernel.sets.name); err == nil {
-				err = lexicons.name(id.Family, named, t.rule)
+				err = s.kernel.source.name(id.Family, named, t.rule)
 				failed = cmp.Or(failed, err)
 			}
 		}
 	}
-	if !anyway && lexicons.revealed() != revealed {
+	if !anyway && s.kernel.source.revealed() != revealed {
 		return batch, now, end, nft.ErrStale
 	}
 	if failed == nil {
@@ -123,7 +122,8 @@ func (s *Script) removesTexts() bool {
 // lacksBytes reports whether a rule of the script has no writable bytes. Then teach tries the
 // texts of the script.
 func (k *Kernel) lacksBytes(family rules.Family, script *Script) bool {
-	return slices.ContainsFunc(script.Steps, func(s Step) bool { return s.Rule != (rules.Rule{}) && !k.hasBytes(family, s.Rule) })
+	var room []byte
+	return slices.ContainsFunc(script.Steps, func(s Step) bool { return s.Rule != (rules.Rule{}) && !k.hasBytes(family, s.Rule, &room) })
 }
 
 // endTrials deletes the chains of texts that exist, after the payload was written: until then
@@ -154,13 +154,14 @@ func (s *genidSession) endTrials(ctx context.Context, trials Payload) {
 func (k *Kernel) bytesOf(ctx context.Context, family rules.Family, script *Script) (map[rules.Key]taughtRule, error) {
 	trial := Script{Table: script.Table, Declare: []string{TextChain, TrialTarget}}
 	var asked []rules.Rule
+	var room []byte
 	met, declared := map[rules.Key]bool{}, map[string]bool{}
 	for _, name := range script.Declare {
 		declared[name] = true
 	}
 	for i := range script.Steps {
 		r := script.Steps[i].Rule
-		if r == (rules.Rule{}) || met[r.Key()] || k.hasBytes(family, r) {
+		if r == (rules.Rule{}) || met[r.Key()] || k.hasBytes(family, r, &room) {
 			continue
 		}
 		met[r.Key()] = true
@@ -193,12 +194,13 @@ func (k *Kernel) bytesOf(ctx context.Context, family rules.Family, script *Scrip
 }
 
 // hasBytes reports whether bytes are known that make the rule again. A rule without them needs
-// a trial of its text (lacksBytes, bytesOf).
-func (k *Kernel) hasBytes(family rules.Family, r rules.Rule) bool {
-	raw, known := k.source.raw(family, r, nil)
+// a trial of its text (lacksBytes, bytesOf, stage). It uses room, which is overwritten.
+func (k *Kernel) hasBytes(family rules.Family, r rules.Rule, room *[]byte) bool {
+	raw, known := k.source.raw(family, r, *room)
 	if !known {
 		return false
 	}
+	*room = raw.Expressions
 	_, err := needsOf(raw, family)
 	return err == nil
 }

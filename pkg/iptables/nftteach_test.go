@@ -14,7 +14,7 @@ import (
 // words of the latest writer. Another process knows the rule only by its bytes,
 // until it writes the same text.
 func TestATextIsReadBackAsItWasWritten(t *testing.T) {
-	onNFT(t, func(t *testing.T, family rules.Family) {
+	onBoth(t, func(t *testing.T, backend Backend, family rules.Family) {
 		const usual, other = "-p tcp -m cpu --cpu 0 -j ACCEPT", "-m cpu --cpu 0 -p tcp -j ACCEPT"
 		script := func(spec string) Script {
 			return replayOf(rules.Filter, "MINE", []rules.Rule{{Spec: "-p udp -j RETURN", Target: "RETURN"}, {Spec: spec, Target: "ACCEPT"}})
@@ -29,8 +29,8 @@ func TestATextIsReadBackAsItWasWritten(t *testing.T) {
 			}
 			return specs
 		}
-		first := openKernel(t, Config{Backend: NFT, Families: []rules.Family{family}})
-		second := openKernel(t, Config{Backend: NFT, Families: []rules.Family{family}})
+		first := openKernel(t, Config{Backend: backend, Families: []rules.Family{family}})
+		second := openKernel(t, Config{Backend: backend, Families: []rules.Family{family}})
 		for _, step := range []struct {
 			writer *Kernel
 			spec   string
@@ -46,7 +46,7 @@ func TestATextIsReadBackAsItWasWritten(t *testing.T) {
 					t.Errorf("the rule is in force, and read as %s", got)
 				}
 			}
-			if w := restoreAll(t, step.writer, family, script(step.spec)); w.Detour != nil || len(w.Direct) != 1 {
+			if w := restoreAll(t, step.writer, family, script(step.spec)); w.Detour != nil || backend == NFT && len(w.Direct) != 1 {
 				t.Errorf("%s: %+v", step.spec, w)
 			}
 			for k, want := range step.want {
@@ -75,9 +75,7 @@ func TestATextIsReadBackAsItWasWritten(t *testing.T) {
 // ErrStale.
 func writeStale(t *testing.T, k *Kernel, family rules.Family, script Script) {
 	t.Helper()
-	s := begin(t, k)
-	mustRead(t, s, family)
-	if w := s.Restore(t.Context(), Payload{family: {script}})[family]; !errors.Is(w.Err, nft.ErrStale) {
+	if w := restoreOnce(t, k, family, script); !errors.Is(w.Err, nft.ErrStale) {
 		t.Errorf("written: %+v", w)
 	}
 }
@@ -85,11 +83,11 @@ func writeStale(t *testing.T, k *Kernel, family rules.Family, script Script) {
 // A declared rule is in force in a built-in chain, although its bytes do not
 // contain the declared text. canaryd must not write it a second time.
 func TestADeclaredRuleInForceIsNotDoubled(t *testing.T) {
-	onNFT(t, func(t *testing.T, family rules.Family) {
-		iptablesCommand(t, NFT, family, "-N MINE")
-		iptablesCommand(t, NFT, family, "-A INPUT -m cpu --cpu 0 -j MINE")
+	onBoth(t, func(t *testing.T, backend Backend, family rules.Family) {
+		iptablesCommand(t, backend, family, "-N MINE")
+		iptablesCommand(t, backend, family, "-A INPUT -m cpu --cpu 0 -j MINE")
 		want := []rules.Rule{{Spec: "-m cpu --cpu 0 -j MINE", Target: "MINE"}}
-		k := openKernel(t, Config{Backend: NFT, Families: []rules.Family{family}})
+		k := openKernel(t, Config{Backend: backend, Families: []rules.Family{family}})
 		script := replayOf(rules.Filter, "MINE", nil)
 		script.Steps = append(script.Steps, Step{Verb: Append, Chain: "INPUT", Rule: want[0]})
 		writeStale(t, k, family, script)

@@ -93,20 +93,12 @@ func (f *familyText) Took(p Place, now nft.Content, same bool) {
 		}
 		return
 	}
-	found := f.lexicon.texts(now.IDs)
+	// Callers compare an unchanged chain by its address.
+	found := f.lexicon.texts(now.IDs, f.cache.chain(f.family, p))
 	if same && slices.Equal(found, t.shown(p.Chain)) {
 		return
 	}
-	t.fresh[p.Chain] = f.shared(p, found)
-}
-
-// shared returns found, or the cache's copy of the same rules, so that callers can compare an
-// unchanged chain by its address. Took calls it.
-func (f *familyText) shared(p Place, found []rules.Rule) []rules.Rule {
-	if earlier := f.cache.chain(f.family, p); earlier != nil && slices.Equal(found, earlier.Rules) {
-		return earlier.Rules
-	}
-	return found
+	t.fresh[p.Chain] = found
 }
 
 // fit returns how a chain fits its name; see hookFit. Snapshots leave out a stranger, and show
@@ -138,7 +130,7 @@ func (f *familyText) reveal() {
 	for _, name := range f.raw.Tables() {
 		t := f.table(name)
 		for _, chain := range f.raw.Chains(name) {
-			shown, found := t.shown(chain), f.lexicon.texts(f.raw.Chain(Place{Table: name, Chain: chain}).IDs)
+			shown, found := t.shown(chain), f.lexicon.texts(f.raw.Chain(Place{Table: name, Chain: chain}).IDs, nil)
 			if len(found) != len(shown) { // left out
 				continue
 			}

@@ -190,9 +190,9 @@ func ownersSets(t *testing.T, family rules.Family) {
 	}
 }
 
-func restoreText(t *testing.T, family rules.Family, text string, args ...string) {
+func restoreText(t *testing.T, backend Backend, family rules.Family, text string, args ...string) {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), program(NFT, family, "-restore"), args...)
+	cmd := exec.CommandContext(t.Context(), program(backend, family, "-restore"), args...)
 	cmd.Stdin = strings.NewReader(text)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
@@ -218,7 +218,7 @@ func TestWordsAreThoseOfIptables(t *testing.T) {
 		}
 		conn, all := dialTest(t), 0
 		for _, name := range slices.Sorted(maps.Keys(texts)) {
-			restoreText(t, family, texts[name])
+			restoreText(t, NFT, family, texts[name])
 			decoded, before := decodedText(t, conn, family)
 			saved := asPrinted.Replace(savedText(t, family))
 			if diff := cmp.Diff(saved, decoded); diff != "" {
@@ -227,7 +227,7 @@ func TestWordsAreThoseOfIptables(t *testing.T) {
 			if name == "owners" {
 				wantEachByteInTheWords(t, family, before)
 			}
-			restoreText(t, family, decoded)
+			restoreText(t, NFT, family, decoded)
 			_, again := decodedText(t, conn, family)
 			if !slices.EqualFunc(before, again, func(a, b nft.Rule) bool { return sameStatements(family, a, b) }) {
 				t.Errorf("%s: other bytes came of the words", name)
@@ -332,7 +332,7 @@ func decodedText(t *testing.T, conn *nft.Conn, family rules.Family) (text string
 // canaryd learns, follows and puts back the rules of kube-proxy, Docker and CNI
 // plugins, and executes nothing for them.
 func TestOwnersRulesExecuteNothing(t *testing.T) {
-	onNFT(t, func(t *testing.T, family rules.Family) {
+	onBoth(t, func(t *testing.T, backend Backend, family rules.Family) {
 		var clusters []string
 		for name, cluster := range corpusTexts(t) {
 			if cluster.family == family {
@@ -342,21 +342,21 @@ func TestOwnersRulesExecuteNothing(t *testing.T) {
 		slices.Sort(clusters)
 		texts := corpusTexts(t)
 		ownersSets(t, family)
-		restoreText(t, family, texts[clusters[0]].text)
-		restoreText(t, family, ownersText(family), "--noflush")
-		k := openKernel(t, Config{Backend: NFT, Families: []rules.Family{family}})
+		restoreText(t, backend, family, texts[clusters[0]].text)
+		restoreText(t, backend, family, ownersText(family), "--noflush")
+		k := openKernel(t, Config{Backend: backend, Families: []rules.Family{family}})
 		calls := countPrograms(t, k, family)
 		mustRead(t, k, family)
 		for _, name := range clusters[1:4] {
-			restoreText(t, family, texts[name].text, "--noflush")
+			restoreText(t, backend, family, texts[name].text, "--noflush")
 			mustRead(t, k, family)
 		}
-		iptablesCommand(t, NFT, family, "-t nat -I MINE -p tcp -m tcp --dport 8083 -j GOAL")
-		want := mustRead(t, k, family)
+		iptablesCommand(t, backend, family, "-t nat -I MINE -p tcp -m tcp --dport 8083 -j GOAL")
+		want, mark := mustRead(t, k, family), rules.Rule{Spec: `-m comment --comment "canaryd-witness:0123"`}
 		for _, table := range []rules.TableName{rules.Nat, rules.Filter} {
 			list := want.Tables[table].Rules("MINE")
-			iptablesCommand(t, NFT, family, "-t "+string(table)+" -F MINE")
-			if w := restoreAll(t, k, family, replayOf(table, "MINE", list)); w.Detour != nil {
+			iptablesCommand(t, backend, family, "-t "+string(table)+" -F MINE")
+			if w := restoreAll(t, k, family, replayOf(table, "MINE", list), Script{Table: rules.Raw, Steps: []Step{{Verb: Append, Chain: "OUTPUT", Rule: mark}}}); w.Detour != nil {
 				t.Errorf("%s is not written directly: %v", table, w.Detour)
 			}
 		}
@@ -369,7 +369,14 @@ func TestOwnersRulesExecuteNothing(t *testing.T) {
 				t.Errorf("%s (-want +got):\n%s", table, diff)
 			}
 		}
-		wantAsSaved(t, k, family, "all that")
+		if diff := cmp.Diff([]rules.Rule{mark, mark}, got.Tables[rules.Raw].Rules("OUTPUT")); diff != "" {
+			t.Errorf("the marks (-want +got):\n%s", diff)
+		}
+		if backend == NFT {
+			wantAsSaved(t, k, family, "all that")
+		} else {
+			wantAsPrinted(t, k, family, "all that", false)
+		}
 	})
 }
 

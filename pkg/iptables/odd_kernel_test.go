@@ -2,9 +2,12 @@ package iptables
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -107,4 +110,104 @@ func wantOdd(t *testing.T, got Snapshot, backend Backend, standing []int, moment
 	if nat := got.Tables[rules.Nat].Chain("OTHER").Rules; len(nat) != 1 || nat[0].Spec != "-p udp -j RETURN" {
 		t.Errorf("%s: OTHER of nat is %v", moment, nat)
 	}
+}
+
+// twins are matches that iptables-legacy 1.8.9 prints in the same words. The
+// first never matches; the second matches as the words say.
+var twins = []struct{ never, always string }{
+	{"! -i +", ""},
+	{"! -o +", ""},
+	{"-p tcp -m tcp ! --sport :", "-p tcp -m tcp"},
+	{"-p tcp -m tcp ! --dport 0:65535", "-p tcp -m tcp"},
+	{"-p udp -m udp ! --sport :", "-p udp -m udp"},
+	{"-p udp -m udp ! --dport 0:65535", "-p udp -m udp"},
+	{"-p esp -m esp ! --espspi :", "-p esp -m esp"},
+	{"-p ah -m ah ! --ahspi :", "-p ah -m ah"},
+	{"-p ipcomp -m ipcomp ! --ipcompspi :", "-p ipcomp -m ipcomp"},
+	{"-p mh -m mh ! --mh-type :", "-p mh -m mh"},
+	{"-m rt ! --rt-segsleft :", "-m rt"},
+	{"-m frag ! --fragid :", "-m frag"},
+}
+
+// Rules without a text, and rules that iptables prints in another rule's words, come back byte
+// for byte, in a user's chain and in a built-in one, each in its place. While their ipsets exist,
+// the numbers in these rules stay the same. Nothing else of the table changes, not even a count.
+func TestOddRulesComeBackByteForByte(t *testing.T) {
+	onBoth(t, func(t *testing.T, backend Backend, family rules.Family) {
+		restore, inet := program(backend, family, "-restore"), map[rules.Family]string{rules.IPv4: "inet", rules.IPv6: "inet6"}[family]
+		for _, set := range []string{"a -h", "a src -m comment --comment"} {
+			nstest.Command(t, "ipset", "create", set, "hash:ip", "family", inet)
+		}
+		nstest.CommandInput(t, "*filter\n:INPUT ACCEPT [7:700]\n:FORWARD DROP [0:0]\n:GOAL - [0:0]\n:MINE - [0:0]\n:OTHER - [0:0]\n:ZZZ - [0:0]\n"+
+			"[5:50] -A OTHER -p tcp -m tcp --dport 7 -j GOAL\n[3:30] -A OTHER -p udp -g ZZZ\n-A ZZZ -j DROP\n[1:10] -A INPUT -j OTHER\n-A INPUT -p icmp\nCOMMIT\n", restore, "--counters")
+		taken := 0
+		add := func(args []string) {
+			if !addOdd(t, backend, family, "MINE", args) {
+				return
+			}
+			addOdd(t, backend, family, "INPUT", args)
+			iptablesCommand(t, backend, family, fmt.Sprintf("-A MINE -p tcp --dport %d -j ACCEPT", 1000+taken))
+			taken++
+		}
+		for _, odd := range oddRules {
+			add(odd.args)
+		}
+		add([]string{"-m", "comment", "--comment", "not UTF-8: \xff", "-j", "DROP"})
+		var pieces, inMine []string
+		for _, c := range twins {
+			for _, to := range []string{"-j ACCEPT", "-j DROP", "-j RETURN", "-j GOAL", "-g ZZZ", ""} {
+				odd := c.never + " " + to
+				pieces = append(pieces, fmt.Sprintf("-A MINE %s\n-A MINE %s %s\n-A INPUT %s\n", odd, c.always, to, odd))
+			}
+		}
+		refused := restoreEach(t, restore, rules.Filter, pieces)
+		for _, i := range slices.Sorted(maps.Keys(refused)) { // INPUT takes no -o
+			mine, _, _ := strings.Cut(pieces[i], "-A INPUT")
+			inMine = append(inMine, mine)
+		}
+		taken += len(pieces) - len(restoreEach(t, restore, rules.Filter, inMine))
+
+		k := openKernel(t, Config{Backend: backend, Families: []rules.Family{family}})
+		saved := func() []string {
+			return withoutCounters(nstest.Command(t, program(backend, family, "-save"), "-c", "-t", "filter"))
+		}
+		want, lines := mustRead(t, k, family).Tables, saved()
+		bytes, textless := RuleBytes(t, backend, family, want), 0
+		script := replayOf(rules.Filter, "MINE", want[rules.Filter].Rules("MINE"))
+		for i, r := range want[rules.Filter].Rules("INPUT") {
+			if reason, opaque := r.Opaque(); opaque {
+				if !r.HasBytes() {
+					t.Errorf("a rule has no bytes: %s", reason)
+				}
+				textless++
+				script.Steps = append(script.Steps, Step{Verb: Insert, Chain: "INPUT", Index: i + 1, Rule: r})
+			}
+		}
+		for range 2 {
+			iptablesCommand(t, backend, family, "-F MINE")
+			for _, step := range slices.Backward(script.Steps) {
+				if step.Verb == Insert {
+					iptablesCommand(t, backend, family, fmt.Sprintf("-D INPUT %d", step.Index))
+				}
+			}
+			if w := restoreAll(t, k, family, script); w.Detour != nil {
+				t.Errorf("not by bytes: %v", w.Detour)
+			}
+			if diff := cmp.Diff(bytes, RuleBytes(t, backend, family, want)); diff != "" {
+				t.Fatalf("(-before +after):\n%s", diff)
+			}
+			for _, chain := range []string{"MINE", "INPUT"} {
+				if diff := cmp.Diff(labels(want[rules.Filter].Rules(chain)), labels(mustRead(t, k, family).Tables[rules.Filter].Rules(chain))); diff != "" {
+					t.Errorf("%s is read as (-want +got):\n%s", chain, diff)
+				}
+			}
+			if diff := cmp.Diff(lines, saved()); diff != "" {
+				t.Errorf("the table is another (-before +now):\n%s", diff)
+			}
+		}
+		t.Logf("%d odd rules, %d of them in INPUT without a text", taken, textless)
+		if taken < 30 || textless < 10 {
+			t.Errorf("only %d odd rules are taken here, %d without a text", taken, textless)
+		}
+	})
 }

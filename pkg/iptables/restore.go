@@ -55,8 +55,7 @@ func (k *Kernel) restore(ctx context.Context, family rules.Family, input io.Writ
 // Refusal returns the error for a program that refused a restore, by its exit code and its
 // complaints.
 func Refusal(program string, exit int, stderr []byte) *RestoreError {
-	reason, line := classify(string(stderr))
-	return &RestoreError{Program: program, Exit: exit, Reason: reason, Line: line, Stderr: firstLines(stderr)}
+	return &RestoreError{Program: program, Exit: exit, Reason: classify(string(stderr)), Stderr: firstLines(stderr)}
 }
 
 func (k *Kernel) waitSeconds() string {

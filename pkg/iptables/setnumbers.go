@@ -21,7 +21,7 @@ type setNamer interface {
 // A setIndex translates between names of ipsets and the kernel's numbers for them. The errors
 // wrap ErrNoSet if the set does not exist. It may be used concurrently.
 type setIndex interface {
-	name(number uint16) (string, error)
+	setNamer
 	number(name string) (uint16, error)
 }
 
@@ -172,21 +172,9 @@ type usedNumbers struct {
 	used  map[string]uint16
 }
 
-// name returns the name of the set of that number, for tablePlan.load; an error
-// (errNotPortable) on a Kernel without a setIndex.
-func (u *usedNumbers) name(number uint16) (string, error) {
-	if u == nil || u.index == nil {
-		return "", errNotPortable
-	}
-	return u.index.name(number)
-}
-
 // number returns the number of a set for a rule in the batch (writeRule). It reads the number
 // once, and notes it for current. Several goroutines call it.
 func (u *usedNumbers) number(name string) (uint16, error) {
-	if u == nil || u.index == nil {
-		return 0, fmt.Errorf("ipset %q %w", name, errNotPortable)
-	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if n, known := u.used[name]; known {
@@ -206,9 +194,6 @@ func (u *usedNumbers) number(name string) (uint16, error) {
 // again, or takes a refusal for stale. A batch may wait for a flusher for seconds, and a set
 // that is made again meanwhile moves no genid.
 func (u *usedNumbers) current() bool {
-	if u == nil {
-		return true
-	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	for name, used := range u.used {

@@ -1,79 +1,15 @@
 package iptables
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
-	"fmt"
-	"math/rand/v2"
 	"slices"
 	"sync/atomic"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
-	"github.com/canaryd/canaryd/internal/testkit"
-	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/nft"
-	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
-
-// For random legacy tables and scripts, iptables-restore and the replaced table
-// have the same result. If iptables-restore fails, nothing is written.
-func TestAReplacedTableIsWhatTheTextMakes(t *testing.T) {
-	seed := directSeed(t)
-	onLegacy(t, func(t *testing.T, k *Kernel, family rules.Family) {
-		t.Logf("CANARYD_SEED=%d", seed)
-		take := program(Legacy, family, "-restore")
-		empty := ""
-		for _, table := range protect.Always() {
-			empty += fmt.Sprintf("*%s\nCOMMIT\n", table)
-		}
-		load := func(text string) {
-			t.Helper()
-			nstest.CommandInput(t, empty+text, take)
-		}
-		saved := func() []string { return withoutCounters(saveLegacy(t, family)) }
-		done, failed := 0, 0
-		for i, table := range protect.Always() {
-			r := rand.New(rand.NewPCG(seed, uint64(family)<<8|uint64(i)))
-			d := &dice{t: t, r: r, family: family, table: table, load: load, take: take}
-			d.draw(func() rules.Ruleset {
-				set, _ := k.save(t, family)
-				return set
-			})
-			for range testkit.Size(10, 40) {
-				start, script := d.state(), d.script()
-				var text bytes.Buffer
-				if _, err := script.WriteTo(&text); err != nil {
-					t.Fatal(err)
-				}
-				_, refused := tryTool(t, text.String(), take, "--noflush")
-				want := saved()
-
-				load(start)
-				w := xtWrite{kernel: k, socket: k.reader.(xtReader).sockets[family], lexicon: k.lexicon(family), family: family, script: &script}
-				_, sums, err := k.reader.(xtReader).sums(t.Context(), family)
-				if w.sum, w.listed = sums[table]; err == nil {
-					err = w.write(t.Context())
-				}
-				got := saved()
-				done++
-				if refused != nil {
-					failed++ // iptables-restore left the table as it was
-				}
-				if diff := cmp.Diff(want, got); diff != "" || (err == nil) != (refused == nil) {
-					t.Fatalf("on\n%s\nthis script\n%s\nas text: %v\nreplaced: %v\n(-want +got)\n%s", start, &text, refused, err, diff)
-				}
-			}
-		}
-		t.Logf("%d of %d scripts failed", failed, done)
-		if failed < done/20 || failed > done*9/10 {
-			t.Errorf("%d of %d scripts failed: too much of one kind", failed, done)
-		}
-	})
-}
 
 // A script with a rule that has no text is written again and again. No look at
 // the table may show a part of the script. Each write makes and deletes one

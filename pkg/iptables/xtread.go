@@ -34,7 +34,7 @@ const setTries = 3
 // while its rule is in the table. So walk reads again if the tables changed while it asked for
 // names.
 func (k *Kernel) walk(ctx context.Context, family rules.Family) (Snapshot, error) {
-	l := k.lexicon(family)
+	l := k.source[family]
 	l.turn.Lock()
 	defer l.turn.Unlock()
 	for range setTries {
@@ -180,7 +180,7 @@ func (l *lexicon) show(tables []xtTable, earlier func(rules.TableName) *rules.Ta
 			policy, known := c.policyName(walked.name)
 			chain := rules.Chain{Name: c.name, Policy: policy, Rules: rules.LeftOut(c.name)}
 			if !c.out {
-				chain.Rules = l.sharing(walked.rules[first:c.end], before.Chain(c.name))
+				chain.Rules = l.texts(walked.rules[first:c.end], before.Chain(c.name))
 			}
 			built.Add(chain)
 			plain, first = plain && known, c.end
@@ -192,30 +192,6 @@ func (l *lexicon) show(tables []xtTable, earlier func(rules.TableName) *rules.Ta
 		set[walked.name] = built
 	}
 	return set, unreadable
-}
-
-// sharing returns the rules with these numbers. If nothing differs from before, the chain's last
-// read (nil if none), it returns that slice.
-func (l *lexicon) sharing(ids []nft.RuleID, before *rules.Chain) []rules.Rule {
-	if len(ids) == 0 {
-		return nil
-	}
-	l.mu.RLock()
-	defer l.mu.RUnlock()
-	if before != nil && len(before.Rules) == len(ids) {
-		same := 0
-		for same < len(ids) && l.entries[ids[same]].rule == before.Rules[same] {
-			same++
-		}
-		if same == len(ids) {
-			return before.Rules
-		}
-	}
-	list := make([]rules.Rule, len(ids))
-	for i, id := range ids {
-		list[i] = l.entries[id].rule
-	}
-	return list
 }
 
 // tidy notes which rules are in force, and forgets rules that are not needed any more. forGood

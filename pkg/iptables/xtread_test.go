@@ -11,26 +11,10 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/internal/testkit/randrules"
+	"github.com/canaryd/canaryd/internal/testkit/savefile"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
-
-// twins are matches that iptables-legacy 1.8.9 prints in the same words. The
-// first never matches; the second matches as the words say.
-var twins = []struct{ never, always string }{
-	{"! -i +", ""},
-	{"! -o +", ""},
-	{"-p tcp -m tcp ! --sport :", "-p tcp -m tcp"},
-	{"-p tcp -m tcp ! --dport 0:65535", "-p tcp -m tcp"},
-	{"-p udp -m udp ! --sport :", "-p udp -m udp"},
-	{"-p udp -m udp ! --dport 0:65535", "-p udp -m udp"},
-	{"-p esp -m esp ! --espspi :", "-p esp -m esp"},
-	{"-p ah -m ah ! --ahspi :", "-p ah -m ah"},
-	{"-p ipcomp -m ipcomp ! --ipcompspi :", "-p ipcomp -m ipcomp"},
-	{"-p mh -m mh ! --mh-type :", "-p mh -m mh"},
-	{"-m rt ! --rt-segsleft :", "-m rt"},
-	{"-m frag ! --fragid :", "-m frag"},
-}
 
 // onLegacy runs body in a namespace of its own for each family.
 func onLegacy(t *testing.T, body func(t *testing.T, k *Kernel, family rules.Family)) {
@@ -66,13 +50,9 @@ func withoutPrograms(t *testing.T, k *Kernel, family rules.Family, f func()) {
 }
 
 // save returns the output of iptables-save, parsed.
-func (k *Kernel) save(t *testing.T, family rules.Family) (rules.Ruleset, map[rules.TableName]error) {
+func (k *Kernel) save(t *testing.T, family rules.Family) rules.Ruleset {
 	t.Helper()
-	set, unreadable, err := rules.Parse(strings.NewReader(nstest.Command(t, program(k.info.Backend, family, "-save"))))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return set, unreadable
+	return savefile.Tables(t, nstest.Command(t, program(k.info.Backend, family, "-save")))
 }
 
 // wantAsPrinted compares a read with the output of iptables-legacy-save, and
@@ -80,7 +60,7 @@ func (k *Kernel) save(t *testing.T, family rules.Family) (rules.Ruleset, map[rul
 // as printed.
 func wantAsPrinted(t *testing.T, k *Kernel, family rules.Family, after string, mayBeOpaque bool) (count, opaque int) {
 	t.Helper()
-	saved, unreadable := k.save(t, family)
+	saved := k.save(t, family)
 	withoutPrograms(t, k, family, func() {
 		got, err := k.Read(t.Context(), family)
 		if err != nil {
@@ -103,7 +83,7 @@ func wantAsPrinted(t *testing.T, k *Kernel, family rules.Family, after string, m
 			}
 		}
 		// Rules are equal by their meaning: 1.8.7 prints more blanks, and --to 65535 of a string.
-		if diff := cmp.Diff(describe(saved, unreadable), describe(got.Tables, got.Unreadable)); diff != "" {
+		if diff := cmp.Diff(describe(saved, nil), describe(got.Tables, got.Unreadable)); diff != "" {
 			t.Fatalf("after %s (-saved +read):\n%s", after, diff)
 		}
 		if now := mustProbe(t, k, family).Digest; now != got.Digest {
@@ -179,31 +159,6 @@ func TestLegacyRandomRulesAreReadWithoutExecutingAnything(t *testing.T) {
 	})
 }
 
-// Two rules that iptables prints in the same words are two rules.
-func TestRulesInTheSameWordsAreTwoRulesOnLegacy(t *testing.T) {
-	onLegacy(t, func(t *testing.T, k *Kernel, family rules.Family) {
-		taken := 0
-		iptablesCommand(t, Legacy, family, "-N MINE")
-		for _, c := range twins {
-			if !addOdd(t, Legacy, family, "MINE", append(strings.Fields(c.never), "-j", "ACCEPT")) {
-				continue
-			}
-			iptablesCommand(t, Legacy, family, "-A MINE "+c.always+" -j ACCEPT")
-			withoutPrograms(t, k, family, func() {
-				list := mustRead(t, k, family).Tables[rules.Filter].Rules("MINE")
-				if len(list) != 2 || rules.EqualRules(list[:1], list[1:]) || list[0].Target != "ACCEPT" || list[1].Target != "ACCEPT" {
-					t.Errorf("%s and %s are read as %q", c.never, c.always, labels(list))
-				}
-			})
-			iptablesCommand(t, Legacy, family, "-F MINE")
-			taken++
-		}
-		if taken < 6 {
-			t.Errorf("only %d of %d rules are taken here", taken, len(twins))
-		}
-	})
-}
-
 // iptables does not always make the same bytes of a rule and of its saved text.
 // That difference alone does not count as a change.
 func TestLegacyKnowsARecentThatWasSaved(t *testing.T) {
@@ -239,95 +194,6 @@ func TestLegacySetsAreAskedForEachTime(t *testing.T) {
 			wantAsPrinted(t, k, family, rule, false)
 			iptablesCommand(t, Legacy, family, "-t nat -F X")
 			nstest.Command(t, "ipset", "destroy", name)
-		}
-	})
-}
-
-// From a flush to its proof canaryd executes nothing.
-func TestLegacyReplayExecutesNothing(t *testing.T) {
-	onLegacy(t, func(t *testing.T, k *Kernel, family rules.Family) {
-		const text = "*nat\n:X - [0:0]\n:Y - [0:0]\n-A X -p tcp -m tcp --dport 80 -j Y\n-A Y -m quota --quota 7 -j RETURN\nCOMMIT\n"
-		nstest.CommandInput(t, text, program(Legacy, family, "-restore"))
-		before := mustRead(t, k, family).Tables[rules.Nat]
-		iptablesCommand(t, Legacy, family, "-t nat -F")
-		iptablesCommand(t, Legacy, family, "-t nat -X")
-		withoutPrograms(t, k, family, func() {
-			s := begin(t, k)
-			if empty := mustRead(t, s, family).Tables[rules.Nat]; empty.RuleCount() != 0 || empty.Chain("X") != nil {
-				t.Errorf("after the flush there is %v", empty.Chains)
-			}
-			mark := rules.Rule{Spec: "-m comment --comment \"canaryd-witness:0123\""}
-			script := Script{Table: rules.Nat, Declare: []string{"X", "Y"}, Steps: []Step{{Verb: Append, Chain: "OUTPUT", Rule: mark}}}
-			for _, chain := range []string{"X", "Y"} {
-				for _, r := range before.Rules(chain) {
-					script.Steps = append(script.Steps, Step{Verb: Append, Chain: chain, Rule: r})
-				}
-			}
-			if err := s.Restore(t.Context(), Payload{family: {script}})[family].Err; err != nil {
-				t.Fatal(err)
-			}
-			got := mustRead(t, s, family)
-			for chain, list := range map[string][]rules.Rule{"X": before.Rules("X"), "Y": before.Rules("Y"), "OUTPUT": {mark}} {
-				if diff := cmp.Diff(list, got.Tables[rules.Nat].Rules(chain)); diff != "" || len(list) != 1 {
-					t.Errorf("%s (-want +got):\n%s", chain, diff)
-				}
-			}
-			if now := mustProbe(t, k, family).Digest; now != got.Digest || got.Moved {
-				t.Errorf("the digest is %#x, a probe's %#x; moved: %t", got.Digest, now, got.Moved)
-			}
-		})
-	})
-}
-
-// A text that pkg/ruleset cannot spell, such as a person declares, is in force as
-// that text once iptables-restore has written it. A later canaryd knows it by
-// the stored bytes; without these the text is not written a second time.
-func TestLegacyTextsMeetTheirBytes(t *testing.T) {
-	onLegacy(t, func(t *testing.T, k *Kernel, family rules.Family) {
-		declared := rules.Rule{Spec: "-p tcp -m quota --quota 7 -j X", Target: "X"}
-		plain := rules.Rule{Spec: "-p udp -j ACCEPT", Target: "ACCEPT"}
-		script := Script{Table: rules.Filter, Declare: []string{"MINE", "X"}, Steps: []Step{
-			{Verb: Append, Chain: "MINE", Rule: declared}, {Verb: Append, Chain: "MINE", Rule: plain},
-		}}
-		write := func(k *Kernel, script Script) error {
-			s := begin(t, k)
-			defer s.Close()
-			mustRead(t, s, family)
-			return s.Restore(t.Context(), Payload{family: {script}})[family].Err
-		}
-		if err := write(k, script); err != nil {
-			t.Fatal(err)
-		}
-		want := []rules.Rule{declared, plain}
-		if diff := cmp.Diff(want, mustRead(t, k, family).Tables[rules.Filter].Rules("MINE")); diff != "" {
-			t.Errorf("after the write (-want +got):\n%s", diff)
-		}
-		kept, ok := k.RawRule(family, declared, nil)
-		if !ok || kept.Text != declared.Spec {
-			t.Fatalf("for disk it is %v, %t", kept, ok)
-		}
-		later := openKernel(t, Config{Backend: Legacy, Families: []rules.Family{family}})
-		later.KnowEarlier(func(f rules.Family, add func(RawRule)) { add(kept) })
-		if diff := cmp.Diff(want, mustRead(t, later, family).Tables[rules.Filter].Rules("MINE")); diff != "" {
-			t.Errorf("a later canaryd (-want +got):\n%s", diff)
-		}
-		forgetful := openKernel(t, Config{Backend: Legacy, Families: []rules.Family{family}})
-		list := mustRead(t, forgetful, family).Tables[rules.Filter].Rules("MINE")
-		if _, opaque := list[0].Opaque(); !opaque {
-			t.Errorf("without stored bytes it is %v", list[0])
-		}
-		again := Script{Table: rules.Filter, Steps: []Step{{Verb: Append, Chain: "MINE", Rule: declared}}}
-		if err := write(forgetful, again); err == nil {
-			t.Error("a rule that is in force is written a second time")
-		}
-		if diff := cmp.Diff(want, mustRead(t, forgetful, family).Tables[rules.Filter].Rules("MINE")); diff != "" {
-			t.Errorf("after the refused write (-want +got):\n%s", diff)
-		}
-		if err := write(forgetful, again); err != nil { // now the caller knows both
-			t.Error(err)
-		}
-		if now := mustRead(t, k, family).Tables[rules.Filter]; now.Chain(TextChain) != nil || len(now.Rules("MINE")) != 3 {
-			t.Errorf("filter is %v", now.Chains)
 		}
 	})
 }

@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/pkg/nft"
-	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 const (
@@ -66,28 +65,14 @@ func (s *xtSocket) replace(before, now xtInfo, blob []byte, was []int) error {
 	return nil
 }
 
-// setsockopt writes to x_tables, for replace. It repeats a call after EFAULT, for the same
-// reason as getsockopt; then the kernel has replaced nothing.
-func (s *xtSocket) setsockopt(option uintptr, buf []byte) (err error) {
-	level := uintptr(unix.IPPROTO_IP)
-	if s.family == rules.IPv6 {
-		level = unix.IPPROTO_IPV6
-	}
-	for range faultTries {
-		failed := withoutSignals(func() {
-			err = nil
-			_, _, errno := unix.Syscall6(unix.SYS_SETSOCKOPT, uintptr(s.fd), level, option,
-				uintptr(unsafe.Pointer(unsafe.SliceData(buf))), uintptr(len(buf)), 0)
-			if errno != 0 {
-				err = errno
-			}
-		})
-		if failed != nil {
-			return failed
+// setsockopt writes to x_tables, for replace.
+func (s *xtSocket) setsockopt(option uintptr, buf []byte) error {
+	return s.retried(func(level uintptr) error {
+		_, _, errno := unix.Syscall6(unix.SYS_SETSOCKOPT, uintptr(s.fd), level, option,
+			uintptr(unsafe.Pointer(unsafe.SliceData(buf))), uintptr(len(buf)), 0)
+		if errno != 0 {
+			return errno
 		}
-		if !errors.Is(err, unix.EFAULT) {
-			break
-		}
-	}
-	return err
+		return nil
+	})
 }

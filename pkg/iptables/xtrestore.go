@@ -26,7 +26,7 @@ func (s *contentSession) directly(family rules.Family, scripts []Script, sums ma
 		if !canReplace() || s.kernel.goesAsText(script) && script.textless() == nil && !s.kernel.lacksBytes(family, script) {
 			continue
 		}
-		w := &xtWrite{kernel: s.kernel, socket: s.kernel.reader.(xtReader).sockets[family], lexicon: s.kernel.lexicon(family), family: family, script: script}
+		w := &xtWrite{kernel: s.kernel, socket: s.kernel.reader.(xtReader).sockets[family], lexicon: s.kernel.source[family], family: family, script: script}
 		w.sum, w.listed = sums[script.Table]
 		direct[i] = w
 	}

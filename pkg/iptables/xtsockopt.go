@@ -21,26 +21,34 @@ const faultTries = 5
 // errStrange: the kernel's answer does not fit legacy iptables.
 var errStrange = errors.New("the kernel gave an answer that no legacy iptables gives")
 
-// getsockopt queries x_tables. Kernels with bpfilter (since 4.18, such as Ubuntu's 5.4 and 5.15)
-// pass questions of IPv4 to a process of their own. A signal to the calling thread ends that
-// process, and the answer is EFAULT. With the signals by which Go preempts goroutines, 261 of
-// 14,250 questions on 5.4 failed; with all signals blocked, none of 25,000 did. getsockopt
-// repeats a question after EFAULT, because another program may have ended that process.
-// canaryd's own buffer is never the cause.
-func (s *xtSocket) getsockopt(option uintptr, buf []byte) (n int, err error) {
+// retried makes a system call about x_tables, which gets its level. Kernels with bpfilter (since
+// 4.18, such as Ubuntu's 5.4 and 5.15) pass questions of IPv4 to a process of their own. A signal
+// to the calling thread ends that process, and the answer is EFAULT. With the signals by which Go
+// preempts goroutines, 261 of 14,250 questions on 5.4 failed; with all signals blocked, none of
+// 25,000 did. retried repeats a call after EFAULT, because another program may have ended that
+// process. canaryd's own buffer is never the cause, and after EFAULT nothing was written.
+func (s *xtSocket) retried(call func(level uintptr) error) (err error) {
 	level := uintptr(unix.IPPROTO_IP)
 	if s.family == rules.IPv6 {
 		level = unix.IPPROTO_IPV6
 	}
 	for range faultTries {
-		failed := withoutSignals(func() { n, err = s.ask(s.fd, level, option, buf) })
-		if failed != nil {
-			return 0, failed
+		if failed := withoutSignals(func() { err = call(level) }); failed != nil {
+			return failed
 		}
 		if !errors.Is(err, unix.EFAULT) {
 			break
 		}
 	}
+	return err
+}
+
+// getsockopt queries x_tables.
+func (s *xtSocket) getsockopt(option uintptr, buf []byte) (n int, err error) {
+	err = s.retried(func(level uintptr) error {
+		n, err = s.ask(s.fd, level, option, buf)
+		return err
+	})
 	return n, err
 }
 

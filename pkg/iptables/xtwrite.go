@@ -248,7 +248,7 @@ func (w *xtWrite) stage() (Script, error) {
 		w.pieces[i] = xtPiece{fresh: &step.Rule, was: -1}
 		if _, opaque := step.Rule.Opaque(); opaque && !step.Rule.HasBytes() {
 			return stage, Scripts{{Table: w.script.Table, Steps: []Step{*step}}}.checkText("x_tables")
-		} else if !opaque && !w.knows(step.Rule) {
+		} else if !opaque && !w.kernel.hasBytes(w.family, step.Rule, &w.bytes[0]) {
 			w.staged = append(w.staged, i)
 		} else if step.Verb == Delete {
 			var err error
@@ -272,17 +272,6 @@ func (w *xtWrite) stage() (Script, error) {
 		stage.Steps = append(stage.Steps, Step{Verb: Append, Chain: TextChain, Rule: rule})
 	}
 	return stage, nil
-}
-
-// knows reports whether bytes are known that make the rule again.
-func (w *xtWrite) knows(rule rules.Rule) bool {
-	raw, known := w.lexicon.raw(rule, w.bytes[0])
-	if !known {
-		return false
-	}
-	w.bytes[0] = raw.Expressions
-	_, err := needsOf(raw, w.family)
-	return err == nil
 }
 
 // piece returns a rule with known bytes as an entry to write, valid until the next call. The error

@@ -4,11 +4,9 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"os/exec"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -17,85 +15,6 @@ import (
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
-
-// On legacy, too, rules without a text come back byte for byte, in a user's chain
-// and in a built-in one, each in its place. Nothing else of the table changes,
-// not even a count.
-func TestLegacyOddRulesComeBackByteForByte(t *testing.T) {
-	onLegacy(t, func(t *testing.T, k *Kernel, family rules.Family) {
-		restore := program(Legacy, family, "-restore")
-		nstest.CommandInput(t, "*filter\n:INPUT ACCEPT [7:700]\n:FORWARD DROP [0:0]\n:GOAL - [0:0]\n:MINE - [0:0]\n:OTHER - [0:0]\n:ZZZ - [0:0]\n"+
-			"[5:50] -A OTHER -p tcp -m tcp --dport 7 -j GOAL\n[3:30] -A OTHER -p udp -g ZZZ\n-A ZZZ -j DROP\n[1:10] -A INPUT -j OTHER\n-A INPUT -p icmp\nCOMMIT\n", restore, "--counters")
-		taken := 0
-		add := func(args []string) {
-			if !addOdd(t, Legacy, family, "MINE", args) {
-				return
-			}
-			addOdd(t, Legacy, family, "INPUT", args)
-			iptablesCommand(t, Legacy, family, fmt.Sprintf("-A MINE -p tcp --dport %d -j ACCEPT", 1000+taken))
-			taken++
-		}
-		for _, odd := range oddRules {
-			add(odd.args)
-		}
-		add([]string{"-m", "comment", "--comment", "not UTF-8: \xff", "-j", "DROP"})
-		var pieces, inMine []string
-		for _, c := range twins {
-			for _, to := range []string{"-j ACCEPT", "-j DROP", "-j RETURN", "-j GOAL", "-g ZZZ", ""} {
-				odd := c.never + " " + to
-				pieces = append(pieces, fmt.Sprintf("-A MINE %s\n-A MINE -p tcp --dport %d -j ACCEPT\n-A INPUT %s\n", odd, 2000+len(pieces), odd))
-			}
-		}
-		refused := restoreEach(t, restore, rules.Filter, pieces)
-		for _, i := range slices.Sorted(maps.Keys(refused)) { // INPUT takes no -o
-			mine, _, _ := strings.Cut(pieces[i], "-A INPUT")
-			inMine = append(inMine, mine)
-		}
-		taken += len(pieces) - len(restoreEach(t, restore, rules.Filter, inMine))
-		before := guarded(t, k, family).Tables[rules.Filter]
-		mine, input := before.Chain("MINE").Rules, before.Chain("INPUT").Rules
-		lines, bytesOfMine := savedLines(t, family), bytesOf(t, family, "MINE")
-		iptablesCommand(t, Legacy, family, "-F MINE")
-		script := replayOf(rules.Filter, "MINE", mine)
-		textless := 0
-		for i, r := range slices.Backward(input) {
-			if reason, opaque := r.Opaque(); opaque {
-				if !r.HasBytes() {
-					t.Errorf("a rule has no bytes: %s", reason)
-				}
-				textless++
-				iptablesCommand(t, Legacy, family, fmt.Sprintf("-D INPUT %d", i+1))
-			}
-		}
-		for i, r := range input {
-			if _, opaque := r.Opaque(); opaque {
-				script.Steps = append(script.Steps, Step{Verb: Insert, Chain: "INPUT", Index: i + 1, Rule: r})
-			}
-		}
-		s := begin(t, k)
-		mustRead(t, s, family)
-		if err := errors.Join(s.Restore(t.Context(), Payload{family: {script}})[family].Err, s.Close()); err != nil {
-			t.Fatal(err)
-		}
-		after := guarded(t, k, family).Tables[rules.Filter]
-		if diff := cmp.Diff(labels(mine), labels(after.Chain("MINE").Rules)); diff != "" {
-			t.Errorf("MINE (-want +got):\n%s", diff)
-		}
-		if diff := cmp.Diff(bytesOfMine, bytesOf(t, family, "MINE")); diff != "" {
-			t.Errorf("the bytes of MINE (-want +got):\n%s", diff)
-		}
-		if diff := cmp.Diff(labels(input), labels(after.Chain("INPUT").Rules)); diff != "" {
-			t.Errorf("INPUT (-want +got):\n%s", diff)
-		}
-		if diff := cmp.Diff(lines, savedLines(t, family)); diff != "" {
-			t.Errorf("the table is another (-before +now):\n%s", diff)
-		}
-		t.Logf("%d odd rules, %d of them without a text", taken, textless)
-		if taken < 30 || textless < 10 {
-			t.Errorf("only %d odd rules are taken here, %d without a text", taken, textless)
-		}
-	})
-}
 
 // labels returns rules as people read them, with the digests of their bytes.
 func labels(list []rules.Rule) (labels []string) {

@@ -12,8 +12,7 @@ import (
 // Take two flows through the nat rules of a generation. Rules of native tables would be one more
 // argument of New.
 func ExampleNew() {
-	set, _, err := rules.Parse(strings.NewReader(`*nat
-:PREROUTING ACCEPT [0:0]
+	declared, err := rules.ParseFragment(strings.NewReader(`*nat
 :KUBE-SERVICES - [0:0]
 :KUBE-SVC-A - [0:0]
 -A PREROUTING -j KUBE-SERVICES
@@ -21,13 +20,11 @@ func ExampleNew() {
 -A KUBE-SVC-A -m statistic --mode random --probability 0.5 -j DNAT --to-destination 10.244.1.2:53
 -A KUBE-SVC-A -p udp -j DNAT --to-destination 10.244.1.3:53
 COMMIT
-`))
+`), rules.IPv4, rules.Nat)
 	if err != nil {
 		panic(err)
 	}
-	kube := rules.Protection{Chain: func(name string) bool { return strings.HasPrefix(name, "KUBE-") }}
-	generation := rules.Generation{rules.IPv4.Table(rules.Nat): kube.Extract(set[rules.Nat], func(rules.Rule) bool { return false })}
-
+	generation := rules.Generation{rules.IPv4.Table(rules.Nat): declared.Sections[rules.Nat]}
 	translations := nat.New(someSite{}, generation.NatHooks(rules.IPv4))
 	for _, to := range []string{"10.96.0.10:53", "10.96.0.10:54"} {
 		flow := nat.Flow{Protocol: nat.UDP, Source: netip.MustParseAddrPort("10.244.1.9:4000"), Destination: netip.MustParseAddrPort(to)}

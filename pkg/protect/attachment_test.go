@@ -2,11 +2,11 @@ package protect_test
 
 import (
 	"os"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/internal/testkit/savefile"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/protect"
@@ -24,10 +24,7 @@ func nodesCNI(t *testing.T) rules.Section {
 	if err := fake.RestoreNoflush(rules.IPv4, string(text)); err != nil {
 		t.Fatal(err)
 	}
-	set, _, err := rules.Parse(strings.NewReader(fake.Save(rules.IPv4)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	set := savefile.Tables(t, fake.Save(rules.IPv4))
 	return selector(t, "cni").Protection().Extract(set[rules.Nat], func(rules.Rule) bool { return false })
 }
 

@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/internal/testkit/savefile"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -40,10 +41,7 @@ func TestLacking(t *testing.T) {
 				b.WriteString(line)
 			}
 		}
-		set, _, err := rules.Parse(strings.NewReader(b.String()))
-		if err != nil {
-			t.Fatal(err)
-		}
+		set := savefile.Tables(t, b.String())
 		s, err := NewSelector([]string{"cni"})
 		if err != nil {
 			t.Fatal(err)

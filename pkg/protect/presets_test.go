@@ -6,6 +6,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/internal/testkit/savefile"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -134,10 +135,7 @@ func TestANamedRuleIsAJumpWithAnAnchorAndNoNeighbour(t *testing.T) {
 -A POSTROUTING -s 172.17.0.2/32 -d 172.17.0.2/32 -p tcp -m tcp --dport 80 -j MASQUERADE
 COMMIT
 `
-	tables, unreadable, err := rules.Parse(strings.NewReader(text))
-	if err != nil || len(unreadable) > 0 {
-		t.Fatalf("%v, unreadable %v", err, unreadable)
-	}
+	tables := savefile.Tables(t, text)
 	mark := func(r rules.Rule) bool { return strings.Contains(r.Spec, "canaryd-") }
 	got := selector(t, "docker").Protection().Extract(tables[rules.Nat], mark)
 	rule := func(spec string) rules.Rule { r, _ := rules.ParseRule(spec); return r }

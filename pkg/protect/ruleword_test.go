@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/internal/testkit/savefile"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -33,10 +34,7 @@ func tableOf(t *testing.T, name rules.TableName, lines ...string) *rules.Table {
 			text += "-A " + line + "\n"
 		}
 	}
-	set, unreadable, err := rules.Parse(strings.NewReader(text + "COMMIT\n"))
-	if err != nil || len(unreadable) > 0 {
-		t.Fatal(err, unreadable)
-	}
+	set := savefile.Tables(t, text+"COMMIT\n")
 	return set[name]
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/internal/testkit/savefile"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -136,15 +137,11 @@ func TestAChainNamedLikeAPreset(t *testing.T) {
 // TestPresetsTakeTheirOwnersChainsFromANode: in a node's output of iptables-save, the presets
 // must protect all chains of kube-proxy, kubelet and the CNI plugins, and no other chain.
 func TestPresetsTakeTheirOwnersChainsFromANode(t *testing.T) {
-	file, err := os.Open("../rules/testdata/node.nft.save")
+	text, err := os.ReadFile("../rules/testdata/node.nft.save")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = file.Close() }()
-	set, _, err := rules.Parse(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	set := savefile.Tables(t, string(text))
 	s := selector(t, "kube", "cni")
 	var left []string
 	for _, table := range set {

@@ -6,6 +6,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/canaryd/canaryd/internal/testkit/savefile"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -17,7 +18,7 @@ const (
 	v6 = rules.IPv6
 )
 
-func must(t *testing.T, err error) {
+func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
@@ -61,8 +62,7 @@ func tableOf(t *testing.T, table rules.TableName, lines ...string) *rules.Table 
 		b.WriteString(line + "\n")
 	}
 	b.WriteString("COMMIT\n")
-	set, _, err := rules.Parse(strings.NewReader(b.String()))
-	must(t, err)
+	set := savefile.Tables(t, b.String())
 	return set[table]
 }
 

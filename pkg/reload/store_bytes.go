@@ -120,26 +120,23 @@ func readRecord(in *bufio.Reader, room *[]byte) (r record, err error) {
 
 var errRecord = errors.New("no record of a rule")
 
-// each calls do for each record of the members with a valid checksum, and returns the file's
-// size. On an error, do has run for the records before it. earlier and rewrite call it.
-func (b *byteFile) each(do func(record)) (size int64, err error) {
+// each calls do for each record of the members with a valid checksum, up to the first error.
+// earlier and rewrite call it.
+func (b *byteFile) each(do func(record)) {
 	held := 0 // records of the members whose checksum holds
 	n := 0
-	size, err = b.records(func(record) error { n++; return nil }, func() { held = n })
-	if held > 0 {
-		n = 0
-		_, again := b.records(func(r record) error {
-			if n++; n > held {
-				return io.EOF
-			}
-			do(r)
-			return nil
-		}, func() {})
-		if again != nil && !errors.Is(again, io.EOF) {
-			err = again
-		}
+	_, _ = b.records(func(record) error { n++; return nil }, func() { held = n })
+	if held == 0 {
+		return
 	}
-	return size, err
+	n = 0
+	_, _ = b.records(func(r record) error {
+		if n++; n > held {
+			return io.EOF
+		}
+		do(r)
+		return nil
+	}, func() {})
 }
 
 // records calls do for each record of the file, and held after each member with a valid
@@ -217,7 +214,7 @@ func (b *byteFile) checkHead(in *bufio.Reader) error {
 func (b *byteFile) earlier(f rules.Family, add func(iptables.RawRule)) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	_, _ = b.each(func(r record) { // rules behind an error are written as text
+	b.each(func(r record) { // rules behind an error are written as text
 		if r.family == f {
 			add(r.RawRule)
 		}
@@ -341,7 +338,7 @@ func (b *byteFile) rewrite(g rules.Generation, from RawSource) error {
 		}
 		if len(earlier) > 0 && b.size <= b.limit/2 {
 			var failed error
-			_, _ = b.each(func(r record) {
+			b.each(func(r record) {
 				hash := r.hash()
 				if _, is := slices.BinarySearch(current, hash); is {
 					return

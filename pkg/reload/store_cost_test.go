@@ -3,6 +3,7 @@ package reload
 import (
 	"compress/gzip"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/testkit"
+	"github.com/canaryd/canaryd/internal/testkit/savefile"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -24,14 +26,11 @@ func manyServices(t testing.TB) rules.Generation {
 		t.Fatal(err)
 	}
 	defer file.Close()
-	text, err := gzip.NewReader(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	set, _, err := rules.Parse(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	unpacked, err := gzip.NewReader(file)
+	must(t, err)
+	text, err := io.ReadAll(unpacked)
+	must(t, err)
+	set := savefile.Tables(t, string(text))
 	g := rules.Generation{}
 	for name, table := range set {
 		section := rules.Protection{Chain: func(chain string) bool { return strings.HasPrefix(chain, "KUBE-") }}.Extract(table, func(rules.Rule) bool { return false })

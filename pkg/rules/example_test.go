@@ -27,32 +27,23 @@ func ExampleRule_Equal() {
 	// -s 10.1.2.3/32 -p 6 -m tcp --dport 8080 -j ACCEPT
 }
 
-// From the output of iptables-save to the missing rules: parse, extract the protected rules,
-// compare. Rules of others are no part of a section, so their changes have no effect.
+// The missing rules of a section, by their meaning. Rules of others are no part of a section.
 func ExampleDiff() {
-	selector, err := protect.NewSelector([]string{"MY-*"})
-	if err != nil {
-		panic(err)
-	}
-	noMarks := func(rules.Rule) bool { return false }
-	section := func(saved string) rules.Section {
-		tables, _, err := rules.Parse(strings.NewReader(saved))
+	section := func(text string) rules.Section {
+		fragment, err := rules.ParseFragment(strings.NewReader(text), rules.IPv4, rules.Filter)
 		if err != nil {
 			panic(err)
 		}
-		return selector.Protection().Extract(tables[rules.Filter], noMarks)
+		return fragment.Sections[rules.Filter]
 	}
 	wanted := section(`*filter
-:INPUT ACCEPT [0:0]
 :MY-FIREWALL - [0:0]
--A INPUT -i lo -j ACCEPT
 -A INPUT -j MY-FIREWALL
 -A MY-FIREWALL -p tcp -m tcp --dport 22 -j ACCEPT
 -A MY-FIREWALL -j DROP
 COMMIT
 `)
 	found := section(`*filter
-:INPUT ACCEPT [0:0]
 :MY-FIREWALL - [0:0]
 -A MY-FIREWALL -p tcp --dport 22 -j ACCEPT
 COMMIT

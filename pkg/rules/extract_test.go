@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/internal/testkit/savefile"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -25,7 +26,7 @@ func isMark(r rules.Rule) bool { return strings.Contains(r.Spec, "canaryd-") }
 func extract(t *testing.T, table rules.TableName, body string) rules.Section {
 	t.Helper()
 	text := "*" + string(table) + "\n" + body + "COMMIT\n"
-	return rules.Protection{Chain: selector(t, "KUBE-*").Protects}.Extract(parse(t, text)[table], isMark)
+	return rules.Protection{Chain: selector(t, "KUBE-*").Protects}.Extract(savefile.Tables(t, text)[table], isMark)
 }
 
 const (

@@ -2,6 +2,7 @@ package rules
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"net/netip"
@@ -49,7 +50,7 @@ func ParseFragment(r io.Reader, family Family, tables ...TableName) (Fragment, e
 		Sections: map[TableName]Section{}, Lines: map[TableName]map[string]int{}, RuleLines: map[TableName]map[ChainRule]int{},
 	}}
 	scan := bufio.NewScanner(r)
-	scan.Buffer(make([]byte, 0, 4096), maxLine)
+	scan.Buffer(make([]byte, 0, 4096), 64<<10)
 	for scan.Scan() {
 		p.number++
 		if err := p.line(strings.TrimRight(scan.Text(), " \t\r")); err != nil {
@@ -173,9 +174,12 @@ func (p *fragmentParser) declaration(text string) (reason string) {
 // rule reads -A or -I and adds the rule to its chain. In a built-in chain it must be a jump,
 // which close checks. It returns why the line is not allowed, or "".
 func (p *fragmentParser) rule(text string) (reason string) {
-	command, reason := withoutCounters(text)
-	if reason != "" {
-		return reason
+	command := text
+	if strings.HasPrefix(text, "[") { // counters
+		found := false
+		if _, command, found = strings.Cut(text, "] "); !found {
+			return "has counters without a closing bracket"
+		}
 	}
 	verb, rest, _ := strings.Cut(command, " ")
 	if verb != "-A" && verb != "-I" {
@@ -184,8 +188,8 @@ func (p *fragmentParser) rule(text string) (reason string) {
 	name, spec, _ := strings.Cut(strings.TrimLeft(rest, " "), " ")
 	spec = strings.TrimLeft(spec, " ")
 	rule, err := ParseRule(spec)
-	if err != nil {
-		return reasonOf(err)
+	if wrong, bad := errors.AsType[*ParseError](err); bad {
+		return wrong.Reason
 	}
 	if err := rule.validate(); err != nil {
 		return "holds a control character"

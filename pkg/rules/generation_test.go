@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/internal/testkit/golden"
+	"github.com/canaryd/canaryd/internal/testkit/savefile"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -157,7 +158,7 @@ func TestAChangedCloneLeavesTheGenerationAlone(t *testing.T) {
 }
 
 func TestRenderWritesWhatLoadsIntoEmptyTables(t *testing.T) {
-	set := parse(t, testdata(t, "node.nft.save"))
+	set := savefile.Tables(t, testdata(t, "node.nft.save"))
 	g := rules.Generation{rules.IPv6.Table(rules.Nat): small()[rules.IPv4.Table(rules.Nat)]}
 	for name, table := range set {
 		g[rules.IPv4.Table(name)] = rules.Protection{Chain: selector(t, "kube", "cni").Protects}.Extract(table, isMark)

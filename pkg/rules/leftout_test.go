@@ -1,10 +1,13 @@
-package rules
+package rules_test
 
 import (
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/internal/testkit/savefile"
+	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 const largeSave = `*nat
@@ -23,16 +26,13 @@ COMMIT
 `
 
 // leaving returns largeSave's table without the rules of some chains.
-func leaving(t *testing.T, out ...string) *Table {
+func leaving(t *testing.T, out ...string) *rules.Table {
 	t.Helper()
-	set, _, err := Parse(strings.NewReader(largeSave))
-	if err != nil {
-		t.Fatal(err)
-	}
+	set := savefile.Tables(t, largeSave)
 	for _, name := range out {
-		set[Nat].Chain(name).Rules = LeftOut(name)
+		set[rules.Nat].Chain(name).Rules = rules.LeftOut(name)
 	}
-	return set[Nat]
+	return set[rules.Nat]
 }
 
 // TestAChainThatIsLeftOutIsKnownByName: a protected chain that is left out is part of the
@@ -40,7 +40,7 @@ func leaving(t *testing.T, out ...string) *Table {
 // declares nor fills it.
 func TestAChainThatIsLeftOutIsKnownByName(t *testing.T) {
 	protects := func(chain string) bool { return strings.HasPrefix(chain, "KUBE-") }
-	s := Protection{Chain: protects}.Extract(leaving(t, "KUBE-LARGE"), func(Rule) bool { return false })
+	s := rules.Protection{Chain: protects}.Extract(leaving(t, "KUBE-LARGE"), func(rules.Rule) bool { return false })
 	if c, ok := s.Chain("KUBE-LARGE"); !ok || !c.LeftOut() {
 		t.Errorf("the chain that is left out is %+v", c)
 	}
@@ -50,17 +50,17 @@ func TestAChainThatIsLeftOutIsKnownByName(t *testing.T) {
 	if got := s.RuleCount(); got != 5 {
 		t.Errorf("it counts %d rules, want 5: two in KUBE-SERVICES and three jumps", got)
 	}
-	if found := s.Opaque(Section{}, nil); found != nil {
+	if found := s.Opaque(rules.Section{}, nil); found != nil {
 		t.Errorf("called rules without a text: %v", found)
 	}
-	text := Render(Generation{IPv4.Table(Nat): s}, IPv4)
+	text := rules.Render(rules.Generation{rules.IPv4.Table(rules.Nat): s}, rules.IPv4)
 	for _, line := range strings.Split(text, "\n") {
 		if strings.Contains(line, "KUBE-LARGE") && !strings.HasPrefix(line, "#") {
 			t.Errorf("rendered: %q", line)
 		}
 	}
 	_, rest := s.Split(func(chain string) bool { return chain == "KUBE-SERVICES" })
-	if joined := (Section{}).Join(rest); len(joined.DependsOn) != 1 {
+	if joined := (rules.Section{}).Join(rest); len(joined.DependsOn) != 1 {
 		t.Errorf("after a join rules depend on %v", joined.DependsOn)
 	}
 }
@@ -68,7 +68,7 @@ func TestAChainThatIsLeftOutIsKnownByName(t *testing.T) {
 // TestJumpsOfABuiltInChainThatIsLeftOutAreNotKnown: if a built-in chain is left out, its jumps
 // are unknown. A single jump replaces them, and the chain gets no mark.
 func TestJumpsOfABuiltInChainThatIsLeftOutAreNotKnown(t *testing.T) {
-	s := Protection{Chain: func(chain string) bool { return chain == "KUBE-SERVICES" }}.Extract(leaving(t, "OUTPUT"), func(Rule) bool { return false })
+	s := rules.Protection{Chain: func(chain string) bool { return chain == "KUBE-SERVICES" }}.Extract(leaving(t, "OUTPUT"), func(rules.Rule) bool { return false })
 	var jumps []string
 	for _, h := range s.Jumps {
 		if h.LeftOut() {
@@ -80,7 +80,7 @@ func TestJumpsOfABuiltInChainThatIsLeftOutAreNotKnown(t *testing.T) {
 	if diff := cmp.Diff([]string{"-A PREROUTING -j KUBE-SERVICES", "OUTPUT left out"}, jumps); diff != "" {
 		t.Errorf("jumps (-want +got)\n%s", diff)
 	}
-	if diff := cmp.Diff([]string{"PREROUTING"}, s.WitnessedChains(Nat)); diff != "" {
+	if diff := cmp.Diff([]string{"PREROUTING"}, s.WitnessedChains(rules.Nat)); diff != "" {
 		t.Errorf("chains with a witness (-want +got)\n%s", diff)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/internal/testkit/randrules"
+	"github.com/canaryd/canaryd/internal/testkit/savefile"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -96,7 +97,7 @@ func agree(t *testing.T, r *rand.Rand, tool string, f rules.Family, table rules.
 func printedBack(t *testing.T, tool string, f rules.Family, table rules.TableName) {
 	t.Helper()
 	save := func() rules.Section {
-		set := parse(t, nstest.Command(t, tool+"-save", "-t", string(table)))
+		set := savefile.Tables(t, nstest.Command(t, tool+"-save", "-t", string(table)))
 		return rules.Protection{Chain: func(string) bool { return true }}.Extract(set[table], func(rules.Rule) bool { return false })
 	}
 	before := save()
@@ -119,7 +120,7 @@ func throughKernel(t *testing.T, tool string, table rules.TableName, specs []str
 		fmt.Fprintf(&b, "-A X %s\n", s)
 	}
 	nstest.CommandInput(t, b.String()+"COMMIT\n", tool+"-restore")
-	set := parse(t, nstest.Command(t, tool+"-save", "-t", string(table)))
+	set := savefile.Tables(t, nstest.Command(t, tool+"-save", "-t", string(table)))
 	saved := set[table].Chain("X").Rules
 	if len(saved) != len(specs) {
 		t.Fatalf("%d rules were written and %d saved", len(specs), len(saved))

@@ -1,4 +1,4 @@
-package rules
+package rules_test
 
 import (
 	"slices"
@@ -6,6 +6,9 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/internal/testkit/savefile"
+	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // TestNarrow: a generation has rules of kube-proxy and Docker, and Docker is no longer
@@ -31,23 +34,22 @@ func TestNarrow(t *testing.T) {
 -A ufw-docker -j RETURN
 COMMIT
 `
-	set, _, err := Parse(strings.NewReader(text))
-	if err != nil {
-		t.Fatal(err)
-	}
-	kube := Protection{Chain: func(chain string) bool { return strings.HasPrefix(chain, "KUBE-") }, Follow: func(chain string) bool { return !strings.HasSuffix(chain, "-CANARY") }}
+	set := savefile.Tables(t, text)
+	kube := rules.Protection{Chain: func(chain string) bool { return strings.HasPrefix(chain, "KUBE-") }, Follow: func(chain string) bool { return !strings.HasSuffix(chain, "-CANARY") }}
 	wide := kube
 	wide.Chain = func(chain string) bool { return chain == "DOCKER" || kube.Chain(chain) }
-	wide.Rule = func(_ TableName, _ string, r Rule) bool { return strings.Contains(r.Spec, "docker0") }
-	extract := func(p Protection) Section { return p.Extract(set[Nat], func(Rule) bool { return false }) }
-	id := IPv4.Table(Nat)
-	got := kube.Narrow(Generation{}.With(id, extract(wide)))[id]
+	wide.Rule = func(_ rules.TableName, _ string, r rules.Rule) bool { return strings.Contains(r.Spec, "docker0") }
+	extract := func(p rules.Protection) rules.Section {
+		return p.Extract(set[rules.Nat], func(rules.Rule) bool { return false })
+	}
+	id := rules.IPv4.Table(rules.Nat)
+	got := kube.Narrow(rules.Generation{}.With(id, extract(wide)))[id]
 	want := extract(kube)
-	want.Jumps[0].Anchor = Anchor{Position: Top} // it was behind a jump, which is no neighbour
+	want.Jumps[0].Anchor = rules.Anchor{Position: rules.Top} // it was behind a jump, which is no neighbour
 	if d := cmp.Diff(want, got); d != "" {
 		t.Errorf("the narrow section (-read with the narrow protection +narrowed):\n%s", d)
 	}
-	if same := wide.Narrow(Generation{}.With(id, extract(wide)))[id]; !cmp.Equal(extract(wide), same) {
+	if same := wide.Narrow(rules.Generation{}.With(id, extract(wide)))[id]; !cmp.Equal(extract(wide), same) {
 		t.Errorf("a generation that is protected as a whole changed:\n%s", cmp.Diff(extract(wide), same))
 	}
 }
@@ -55,7 +57,7 @@ COMMIT
 // TestNarrowKeepsChainsThatAreLedTo: kube-proxy's chain KUBE-MARK-MASQ was protected. Now only
 // rules of CNI plugins are, and they lead to it. Without it a replay could not write them.
 func TestNarrowKeepsChainsThatAreLedTo(t *testing.T) {
-	set, _, err := Parse(strings.NewReader(`*nat
+	set := savefile.Tables(t, `*nat
 :PREROUTING ACCEPT [0:0]
 :CNI-DN-1 - [0:0]
 :KUBE-MARK-MASQ - [0:0]
@@ -66,20 +68,19 @@ func TestNarrowKeepsChainsThatAreLedTo(t *testing.T) {
 -A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000
 -A KUBE-SERVICES -j KUBE-MARK-MASQ
 COMMIT
-`))
-	if err != nil {
-		t.Fatal(err)
-	}
-	named := func(prefixes ...string) Protection {
-		return Protection{Follow: func(string) bool { return true }, Chain: func(chain string) bool {
+`)
+	named := func(prefixes ...string) rules.Protection {
+		return rules.Protection{Follow: func(string) bool { return true }, Chain: func(chain string) bool {
 			return slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(chain, p) })
 		}}
 	}
-	extract := func(p Protection) Section { return p.Extract(set[Nat], func(Rule) bool { return false }) }
-	id := IPv4.Table(Nat)
-	got := named("CNI-").Narrow(Generation{}.With(id, extract(named("CNI-", "KUBE-"))))[id]
+	extract := func(p rules.Protection) rules.Section {
+		return p.Extract(set[rules.Nat], func(rules.Rule) bool { return false })
+	}
+	id := rules.IPv4.Table(rules.Nat)
+	got := named("CNI-").Narrow(rules.Generation{}.With(id, extract(named("CNI-", "KUBE-"))))[id]
 	want := extract(named("CNI-"))
-	want.Jumps[0].Anchor, got.Jumps[0].Anchor = Anchor{}, Anchor{} // now a foreign rule
+	want.Jumps[0].Anchor, got.Jumps[0].Anchor = rules.Anchor{}, rules.Anchor{} // now a foreign rule
 	if d := cmp.Diff(want, got); d != "" {
 		t.Errorf("the narrow section (-read with the narrow protection +narrowed):\n%s", d)
 	}

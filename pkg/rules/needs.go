@@ -119,23 +119,3 @@ func (s Section) Needs() Needs {
 	}
 	return all
 }
-
-// Without returns the section without the rules and jumps for which left returns true, for
-// replays that leave them out. Chains remain, even without a rule. s does not change.
-func (s Section) Without(left func(chain string, r Rule) bool) Section {
-	chains := s.Chains
-	for i, c := range s.Chains {
-		if !slices.ContainsFunc(c.Rules, func(r Rule) bool { return left(c.Name, r) }) {
-			continue
-		}
-		if &chains[0] == &s.Chains[0] {
-			chains = slices.Clone(s.Chains)
-		}
-		chains[i].Rules = slices.DeleteFunc(slices.Clone(c.Rules), func(r Rule) bool { return left(c.Name, r) })
-	}
-	s.Chains = chains
-	if gone := func(h Jump) bool { return left(h.Chain, h.Rule) }; slices.ContainsFunc(s.Jumps, gone) {
-		s.Jumps = slices.DeleteFunc(slices.Clone(s.Jumps), gone)
-	}
-	return s
-}

@@ -1,10 +1,10 @@
-// Package rules holds a complete set of firewall rules as a value: it parses the output of
-// iptables-save, and compares, renders and digests rules. It does no I/O and reads no clock.
+// Package rules holds a complete set of firewall rules as a value: it parses, compares, renders
+// and digests rules. It does no I/O and reads no clock.
 //
 // The way through it:
 //
-//   - [Parse] reads the tables of one family: a [Ruleset] of [Table], [Chain] and [Rule].
-//     [ParseFragment] reads an operator's declared rules.
+//   - The tables of one family are a [Ruleset] of [Table], [Chain] and [Rule]; pkg/iptables reads
+//     them from the kernel. [ParseFragment] reads an operator's declared rules.
 //   - A [Protection] says which chains are protected, and extracts a [Section] of a table: the
 //     protected chains and the jumps into them.
 //   - Sections by table are a [Generation], the complete set of rules that ought to be in force.
@@ -163,7 +163,7 @@ func (t *Table) Rules(chain string) []Rule {
 }
 
 // Add appends chain c, or replaces the chain of that name, and returns it. The pointer is
-// valid until the next Add or Delete.
+// valid until the next Add.
 func (t *Table) Add(c Chain) *Chain {
 	if i, ok := t.index[c.Name]; ok {
 		t.Chains[i] = c
@@ -172,22 +172,6 @@ func (t *Table) Add(c Chain) *Chain {
 	t.index[c.Name] = len(t.Chains)
 	t.Chains = append(t.Chains, c)
 	return &t.Chains[len(t.Chains)-1]
-}
-
-// Delete removes the chain of that name, if the table has it. Pointers to other chains
-// become invalid.
-func (t *Table) Delete(name string) {
-	i, ok := t.index[name]
-	if !ok {
-		return
-	}
-	t.Chains = slices.Delete(t.Chains, i, i+1)
-	delete(t.index, name)
-	for n, at := range t.index {
-		if at > i {
-			t.index[n] = at - 1
-		}
-	}
 }
 
 // RuleCount returns how many rules the table holds; 0 for a nil table.

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/canaryd/canaryd/internal/testkit/savefile"
 	"github.com/canaryd/canaryd/pkg/nat"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -84,7 +85,7 @@ func (site) Beyond(iface string, a netip.Addr) bool {
 func learnNat(t *testing.T, f rules.Family, text string) rules.Generation {
 	t.Helper()
 	protects := selector(t, "kube", "cni", "DOCKER", "KUBE-*").Protects
-	return rules.Generation{f.Table(rules.Nat): rules.Protection{Chain: protects}.Extract(parse(t, text)[rules.Nat], isMark)}
+	return rules.Generation{f.Table(rules.Nat): rules.Protection{Chain: protects}.Extract(savefile.Tables(t, text)[rules.Nat], isMark)}
 }
 
 func TestWhichFlowsAreTranslated(t *testing.T) {

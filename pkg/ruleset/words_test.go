@@ -167,8 +167,9 @@ func FuzzWords(f *testing.F) {
 		if _, ok := ruleset.Words(family, append(bytes.Clone(data), 8, 0, 1, 0, 0, 0, 0, 0), nil, nil); ok {
 			t.Error("it has words with an expression behind its end")
 		}
-		if reason, opaque := rules.PrintedRule(words).Opaque(); opaque {
-			t.Errorf("%q cannot be read: %s", words, reason)
+		rule, err := rules.ParseRule(words)
+		if reason, opaque := rule.Opaque(); opaque || err != nil {
+			t.Errorf("%q cannot be read: %s %v", words, reason, err)
 		}
 	})
 }

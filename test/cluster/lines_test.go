@@ -3,11 +3,11 @@ package cluster
 import (
 	"fmt"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/internal/testkit/savefile"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -38,10 +38,7 @@ func linesOf(where string, chain rules.Chain) []string {
 func TestLinesOf(t *testing.T) {
 	const head = "*nat\n:PREROUTING ACCEPT [0:0]\n:KUBE-SERVICES - [0:0]\n:KUBE-NODEPORTS - [0:0]\n"
 	lines := func(text string) (all []string) {
-		set, _, err := rules.Parse(strings.NewReader(head + text + "COMMIT\n"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		set := savefile.Tables(t, head+text+"COMMIT\n")
 		for _, chain := range set[rules.Nat].Chains {
 			all = append(all, linesOf(chain.Name, chain)...)
 		}

@@ -291,36 +291,9 @@ func TestNothingLeaksOverTCP(t *testing.T) {
 	})
 }
 
-// TestHostileRules: comments that imitate other rules or options must come back
-// unchanged and have no other effect.
+// TestHostileRules: comments that imitate other rules, options or lines of a save must come back
+// unchanged and have no other effect. canaryd writes these rules by their bytes.
 func TestHostileRules(t *testing.T) {
-	nodetest.OnBoth(t, func(n *nodetest.Node) {
-		n.Load()
-		for _, comment := range []string{
-			`" -j ACCEPT -m comment --comment "`, `\" -j DROP \\`, `'; reboot #`, "$(reboot) `reboot` %s %n", "COMMIT", "*nat", ":INPUT DROP [0:0]", "-F",
-		} {
-			nstest.Command(n.T, "iptables-"+string(n.Programs.With), "-w", "5", "-A", "KUBE-FORWARD", "-s", "203.0.113.7", "-m", "comment", "--comment", comment, "-j", "DROP")
-		}
-		// canaryd never writes a text that commands a terminal. It writes the
-		// rule by its bytes.
-		nstest.Command(n.T, "iptables-"+string(n.Programs.With), "-w", "5", "-A", "KUBE-FORWARD", "-m", "comment", "--comment", "a\x1b[31mb\x07", "-j", "DROP")
-		before := n.Protected()
-		d := n.Start("--v=4")
-		if stdout, _ := n.Want(0, "status"); strings.Contains(stdout, "not put back if it is lost") {
-			n.Errorf("status says that a rule cannot be put back:\n%s", stdout)
-		}
-		n.Flush()
-		n.Healed(1)
-		n.Same("protected rules", before, n.Protected())
-		prints(n, d)
-		d.Stop()
-	})
-}
-
-// TestHostileLines: iptables-save prints newlines in a comment unchanged, so the
-// rest looks like separate lines. canaryd must not obey them: it writes the rule
-// by its bytes, and guards everything else.
-func TestHostileLines(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()
 		program := "iptables-" + string(n.Programs.With)
@@ -337,18 +310,26 @@ func TestHostileLines(t *testing.T) {
 			return all
 		}
 		before := builtin()
-		nstest.Command(n.T, program, "-w", "5", "-I", "KUBE-FORWARD", "-j", "DROP", "-m", "comment", "--comment",
-			"x\nCOMMIT\n*filter\n:OUTPUT DROP [0:0]\n-A INPUT -s 203.0.113.8 -j ACCEPT\nCOMMIT\n*filter\n-A INPUT -m comment --comment x")
-		d := n.Start()
+		for _, comment := range []string{
+			`" -j ACCEPT -m comment --comment "`, `\" -j DROP \\`, `'; reboot #`, "$(reboot) `reboot` %s %n", "COMMIT", "*nat", ":INPUT DROP [0:0]", "-F",
+			"a\x1b[31mb\x07", // commands a terminal
+			"x\nCOMMIT\n*filter\n:OUTPUT DROP [0:0]\n-A INPUT -s 203.0.113.8 -j ACCEPT\nCOMMIT\n*filter\n-A INPUT -m comment --comment x",
+		} {
+			nstest.Command(n.T, program, "-w", "5", "-I", "KUBE-FORWARD", "-s", "203.0.113.7", "-j", "DROP", "-m", "comment", "--comment", comment)
+		}
+		d := n.Start("--v=4")
 		n.Want(0, "restore")
 		prints(n, d)
 		if diff := cmp.Diff(before, builtin()); diff != "" {
 			n.Errorf("built-in chains (-want +got):\n%s", diff)
 		}
+		if stdout, _ := n.Want(0, "status"); strings.Contains(stdout, "not put back if it is lost") {
+			n.Errorf("status says that a rule cannot be put back:\n%s", stdout)
+		}
 		listed := asListed(n)
 		n.Flush()
 		n.Healed(1)
-		n.Same("protected rules", listed, asListed(n)) // its bytes are put back
+		n.Same("protected rules", listed, asListed(n))
 		prints(n, d)
 		d.Stop()
 	})

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -23,6 +22,7 @@ import (
 	"github.com/canaryd/canaryd/internal/metrics"
 	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/savefile"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -158,7 +158,7 @@ func (k *intruded) newest() map[place][]rules.Rule {
 		if !o.mu.TryLock() {
 			continue // that owner waits for the lock
 		}
-		set, _, err := rules.Parse(strings.NewReader(section(rules.Nat, o.wanted()[rules.Nat]...)))
+		set, err := savefile.Parse(section(rules.Nat, o.wanted()[rules.Nat]...))
 		o.mu.Unlock()
 		if err != nil {
 			k.violations = append(k.violations, err.Error())

@@ -20,6 +20,7 @@ import (
 	"github.com/canaryd/canaryd/internal/daemon"
 	"github.com/canaryd/canaryd/internal/metrics"
 	"github.com/canaryd/canaryd/internal/testkit"
+	"github.com/canaryd/canaryd/internal/testkit/savefile"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/protect"
@@ -280,7 +281,7 @@ func (tr *troupe) judge(w *world, d *daemon.Daemon) {
 
 // notNewest compares one table with kube-proxy's rules for it.
 func (p *proxy) notNewest(t rules.TableName, lines []string, got *rules.Table) (wrong []string) {
-	set, _, err := rules.Parse(strings.NewReader(section(t, lines...)))
+	set, err := savefile.Parse(section(t, lines...))
 	if err != nil {
 		return []string{fmt.Sprintf("the stand-in writes what cannot be read: %v", err)}
 	}

@@ -1,9 +1,9 @@
 package interleavings
 
 import (
-	"strings"
 	"testing"
 
+	"github.com/canaryd/canaryd/internal/testkit/savefile"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -19,10 +19,7 @@ func TestTheCheckerKnowsWhatStaysAwayWithAChain(t *testing.T) {
 		t.Fatal(err)
 	}
 	nat := func(lines ...string) *rules.Table {
-		set, _, err := rules.Parse(strings.NewReader(section(rules.Nat, lines...)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		set := savefile.Tables(t, section(rules.Nat, lines...))
 		return set[rules.Nat]
 	}
 	of := func(targets ...string) []rules.Rule {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/internal/testkit/savefile"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -100,10 +101,7 @@ COMMIT
 // saved returns the content of nat in a save.
 func saved(t *testing.T, text string) content {
 	t.Helper()
-	set, _, err := rules.Parse(strings.NewReader(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	set := savefile.Tables(t, text)
 	got := content{}
 	for _, chain := range set[rules.Nat].Chains {
 		if lines, ours := chainOf(rules.Nat, chain); ours {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/testkit"
+	"github.com/canaryd/canaryd/internal/testkit/savefile"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -77,7 +78,7 @@ type notedSaves struct {
 func (s *notedSaves) Save(ctx context.Context, family rules.Family) (string, error) {
 	text, err := s.Flusher.Save(ctx, family)
 	if err == nil {
-		s.sets[family], _, err = rules.Parse(strings.NewReader(text))
+		s.sets[family], err = savefile.Parse(text)
 	}
 	return text, err
 }

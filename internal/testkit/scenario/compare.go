@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/canaryd/canaryd/internal/testkit/savefile"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -16,14 +17,10 @@ func Tables(ctx context.Context, f Flusher, family rules.Family) (rules.Ruleset,
 	if err != nil {
 		return nil, err
 	}
-	set, unreadable, err := rules.Parse(strings.NewReader(text))
-	if err != nil {
-		return nil, err
+	if strings.Contains(text, "is incompatible, use 'nft' tool") {
+		return nil, fmt.Errorf("a table of %s cannot be saved:\n%s", family, text)
 	}
-	for table, err := range unreadable {
-		return nil, fmt.Errorf("the %s table %s cannot be saved: %w", family, table, err)
-	}
-	return set, nil
+	return savefile.Parse(text)
 }
 
 // A Want is the expected content of one family's tables after the repair of a flush.

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/canaryd/canaryd/internal/testkit/savefile"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -109,7 +110,6 @@ func TestCompare(t *testing.T) {
 
 func parse(t *testing.T, text string) rules.Ruleset {
 	t.Helper()
-	set, _, err := rules.Parse(strings.NewReader(text))
-	must(t, err)
+	set := savefile.Tables(t, text)
 	return set
 }

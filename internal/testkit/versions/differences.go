@@ -10,8 +10,8 @@ var (
 	RandomRedirect = Difference{UpTo: "1.8.7", Reason: "REDIRECT --random is printed as REDIRECT where it has no --to-ports"}
 	// NamelessOwner: nft does not know the name of a table's flag.
 	NamelessOwner = Difference{UpTo: "1.8.7", Reason: "nft 0.9.8, which goes with it, shows the flag owner as nothing"}
-	// LaterLines: iptables-nft-restore misreports a rule that the kernel refuses.
-	LaterLines = Difference{UpTo: "1.8.7", Reason: "the line behind the rule's is named, and not that a chain is missing"}
+	// ChainUnnamed: iptables-nft-restore misreports a rule of a missing chain.
+	ChainUnnamed = Difference{UpTo: "1.8.7", Reason: "it does not say that a chain is missing"}
 )
 
 // Failures are the tests that fail with some versions. A row must be removed with its reason:

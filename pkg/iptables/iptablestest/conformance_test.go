@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/internal/testkit/savefile"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -95,9 +96,9 @@ func operations() []operation {
 		merge("spellings", "*mangle", ":AA - [0:0]", ":T - [0:0]",
 			`-A T -m comment --comment "a b" -m tcp -p tcp -d 10.1.2.3/24 --dport 80 -j AA`,
 			"-A T -j MARK --set-mark 7", "-A T -m mark --mark 1", "-A T -m mark ! --mark 0x4000/0x4000 -j RETURN",
-			"-A T -p tcp --syn -j ACCEPT",
+			"-A T -p tcp --syn -j ACCEPT", "-A T -p tcp --source-port 1 -j ACCEPT",
 			"-A T -m statistic --mode random --probability 0.33", "-A T -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT",
-			"-A T -p 17 --dport 53 -j ACCEPT", "-A T -p icmp", "-A T -p icmp --icmp-type 8", "-A T -s 0.0.0.0/0",
+			"-A T -p 17 --destination-port 53 -j ACCEPT", "-A T -p icmp", "-A T -p icmp --icmp-type 8", "-A T -p all -s 0.0.0.0/0",
 			"-A T --source 1.2.3.4/255.255.0.0 ! --in-interface lo --jump RETURN",
 			"-A T -j MARK --and-mark 0xff", "-A T -j MARK --xor-mark 0xff", `-A T -m comment --comment ""`,
 			`-A T -m comment --comment -j -m comment --comment "-g x"`,
@@ -107,7 +108,7 @@ func operations() []operation {
 		merge("session affinity", "*nat", ":SEP - [0:0]", ":SVC - [0:0]",
 			`-A SVC -m comment --comment "ns/svc:p -> 10.1.0.1:80" -m recent --name SEP --rcheck --seconds 60 --reap -j SEP`,
 			"-A SEP -m recent --name SEP --set -m tcp -p tcp -j DNAT --to-destination 10.1.0.1:80", "COMMIT"),
-		in6(merge("session affinity in IPv6", "*nat", ":SEP - [0:0]", "-A SEP -m recent --name SEP --set -p tcp -j RETURN", "COMMIT")),
+		in6(merge("session affinity in IPv6", "*nat", ":SEP - [0:0]", "-A SEP -m recent --name SEP --set -p tcp -j RETURN", "-A SEP -m recent --rcheck --rdest", "COMMIT")),
 		in6(merge("spellings in IPv6", "*filter", ":T - [0:0]", "-A T -d 2001:DB8:0::1 -p icmpv6 --icmpv6-type 135 -j ACCEPT",
 			"-A T -s fd00::/8 -p tcp --dport 80 -j REJECT", "-A T -j REJECT", "-A INPUT -j T", "COMMIT")),
 		merge("reject", "*filter", "-A INPUT -j REJECT", "COMMIT"),
@@ -132,6 +133,12 @@ func operations() []operation {
 		merge("jump to a built-in chain", "*nat", "-A A -j OUTPUT", "COMMIT"),
 		merge("garbage", "*nat", ":NEW - [0:0]", "garbage", "COMMIT"),
 		merge("option of nobody", "*nat", "-A OUTPUT --nonsense", "COMMIT"),
+		merge("jump without a chain", "*nat", "-A OUTPUT -j", "COMMIT"),
+		merge("comment without a text", "*nat", "-A OUTPUT -m comment --comment", "COMMIT"),
+		merge("two jumps", "*nat", "-A OUTPUT -j RETURN -j ACCEPT", "COMMIT"),
+		merge("address of the other family", "*nat", "-A OUTPUT -s fd00::1", "COMMIT"),
+		merge("address of nobody", "*nat", "-A OUTPUT -d 1.2.3.400", "COMMIT"),
+		merge("flushed and deleted", "*security", "-N A", "-A A -j RETURN", "-F", "-X", "COMMIT"),
 		merge("drop in nat", "*nat", "-A OUTPUT -j DROP", "COMMIT"),
 		merge("policy drop in nat", "*nat", "-P OUTPUT DROP", "COMMIT"),
 		merge("no such table", "*nope", "COMMIT"),
@@ -290,19 +297,18 @@ func save(t *testing.T, backend iptables.Backend, family rules.Family) string {
 	return nstest.Command(t, tool(backend, family, "save"))
 }
 
-// parsed returns the relevant parts of a save: tables by name, chains by name, policy, rules in
-// order.
-func parsed(t *testing.T, text string) map[rules.TableName]map[string]rules.Chain {
+// parsed returns the relevant parts of a save: for each chain of each table the policy and the
+// rules' texts, in order.
+func parsed(t *testing.T, text string) map[rules.TableName]map[string][]string {
 	t.Helper()
-	set, unreadable, err := rules.Parse(strings.NewReader(text))
-	if err != nil || len(unreadable) > 0 {
-		t.Fatalf("%v, unreadable %v, in:\n%s", err, unreadable, text)
-	}
-	all := map[rules.TableName]map[string]rules.Chain{}
-	for name, table := range set {
-		all[name] = map[string]rules.Chain{}
+	all := map[rules.TableName]map[string][]string{}
+	for name, table := range savefile.Tables(t, text) {
+		all[name] = map[string][]string{}
 		for _, c := range table.Chains {
-			all[name][c.Name] = c
+			all[name][c.Name] = []string{c.Policy}
+			for _, r := range c.Rules {
+				all[name][c.Name] = append(all[name][c.Name], r.Spec)
+			}
 		}
 	}
 	return all

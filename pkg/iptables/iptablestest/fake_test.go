@@ -79,87 +79,6 @@ func begin(t *testing.T, f *iptablestest.Fake) iptables.Session {
 	return s
 }
 
-func TestFakeProbe(t *testing.T) {
-	canary := iptables.Place{Table: rules.Nat, Chain: "CANARY"}
-	onBoth(t, func(t *testing.T, f *iptablestest.Fake) {
-		legacy := f.Info().Backend == iptables.Legacy
-		absent := iptables.NoChain // nft has a built-in chain only after a write
-		if legacy {
-			absent = iptables.Present
-		}
-		want := map[iptables.Place]iptables.Holding{
-			canary:                             {Presence: iptables.Present, Rules: 1, Comments: []string{"canaryd-canary:1"}},
-			{Table: rules.Nat, Chain: "SVC"}:   {Presence: iptables.Present, Rules: 1},
-			{Table: rules.Nat, Chain: "NOPE"}:  {Presence: iptables.NoChain},
-			{Table: rules.Nat, Chain: "INPUT"}: {Presence: absent},
-			{Table: rules.Filter, Chain: "X"}:  {Presence: iptables.NoTable},
-		}
-		var places []iptables.Place
-		for place := range want {
-			places = append(places, place)
-		}
-		got, err := f.Probe(t.Context(), v4, places)
-		must(t, err)
-		if diff := cmp.Diff(want, got.Holdings); diff != "" {
-			t.Errorf("holdings (-want +got):\n%s", diff)
-		}
-		if snap := read(t, f, v4); snap.Digest != got.Digest {
-			t.Errorf("read's digest is %d, the probe's %d", snap.Digest, got.Digest)
-		}
-	})
-}
-
-// TestFakeStampAndDigest: a program writes in different ways; the stamp and the digest must show
-// each write as the real ones do.
-func TestFakeStampAndDigest(t *testing.T) {
-	type noticed struct{ Stamp, Digest bool }
-	both, neither := noticed{true, true}, noticed{}
-	for _, tt := range []struct {
-		name        string
-		write       func(f *iptablestest.Fake) error
-		nft, legacy noticed
-	}{
-		{"add a rule", func(f *iptablestest.Fake) error {
-			return f.RestoreNoflush(v4, "*nat\n-A SVC -j RETURN\nCOMMIT\n")
-		}, both, both},
-		{"replace a rule", func(f *iptablestest.Fake) error {
-			return f.RestoreNoflush(v4, "*nat\n:SVC - [0:0]\n-A SVC -s 10.0.0.2 -j RETURN\nCOMMIT\n")
-		}, both, noticed{false, true}},
-		{"replace a rule by itself", func(f *iptablestest.Fake) error {
-			return f.RestoreNoflush(v4, "*nat\n:SVC - [0:0]\n-A SVC -s 10.0.0.1 -j RETURN\nCOMMIT\n")
-		}, both, neither},
-		{"flush", func(f *iptablestest.Fake) error { return f.Flush(v4, rules.Nat, "") }, both, both},
-		{"flush nothing", func(f *iptablestest.Fake) error { return f.Flush(v4, rules.Nat, "INPUT") }, both, neither},
-		{"check", func(f *iptablestest.Fake) error { return f.RestoreNoflush(v4, "*nat\n-C OUTPUT -j SVC\nCOMMIT\n") }, neither, neither},
-		{"the other family", func(f *iptablestest.Fake) error {
-			return f.RestoreNoflush(v6, canaryText[:strings.Index(canaryText, "-A SVC")]+"COMMIT\n")
-		}, both, neither},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			onBoth(t, func(t *testing.T, f *iptablestest.Fake) {
-				look := func() (iptables.Stamp, uint64) {
-					stamp, err := f.Stamp(t.Context(), v4)
-					must(t, err)
-					return stamp, read(t, f, v4).Digest
-				}
-				stamp, digest := look()
-				must(t, tt.write(f))
-				stamp2, digest2 := look()
-				want := tt.nft
-				if f.Info().Backend == iptables.Legacy {
-					want = tt.legacy
-				}
-				if diff := cmp.Diff(want, noticed{stamp != stamp2, digest != digest2}); diff != "" {
-					t.Errorf("noticed (-want +got):\n%s", diff)
-				}
-				if stamp.Exact != (f.Info().Backend == iptables.NFT) {
-					t.Errorf("Exact is %v", stamp.Exact)
-				}
-			})
-		})
-	}
-}
-
 // TestFakeSnapshotStays: programs write while a test still has a snapshot and a copy, which
 // share the Fake's memory. No write, not even a failed one, may change them.
 func TestFakeSnapshotStays(t *testing.T) {
@@ -185,44 +104,6 @@ func TestFakeSnapshotStays(t *testing.T) {
 			if diff := cmp.Diff(saved, copied.Save(v4)); diff != "" {
 				t.Errorf("the copy after %q (-want +got):\n%s", lines, diff)
 			}
-		})
-	}
-}
-
-// TestFakeReasons: a session restores bad lines; each refusal must have the reason by which
-// callers decide. TestFakeConformance compares the texts with the programs' own.
-func TestFakeReasons(t *testing.T) {
-	for _, tt := range []struct {
-		name, line  string
-		nft, legacy iptables.Reason
-	}{
-		{"jump to a missing chain", "-A SVC -j NOPE", iptables.ReasonMissingChain, iptables.ReasonMissingChain},
-		{"rule for a missing chain", "-A NOPE -j SVC", iptables.ReasonMissingChain, iptables.ReasonOther},
-		{"no such option", "-A SVC --nonsense", iptables.ReasonParse, iptables.ReasonParse},
-		{"missing rule", "-C SVC -j ACCEPT", iptables.ReasonOther, iptables.ReasonOther},
-		{"insert too far", "-I SVC 9 -j ACCEPT", iptables.ReasonOther, iptables.ReasonOther},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			onBoth(t, func(t *testing.T, f *iptablestest.Fake) {
-				before := f.Save(v4)
-				s := begin(t, f)
-				read(t, s, v4)
-				_, err := write(t, s, v4, "*nat\n:NEW - [0:0]\n"+tt.line+"\nCOMMIT\n")
-				var refused *iptables.RestoreError
-				if !errors.As(err, &refused) {
-					t.Fatalf("error is %v, want a *RestoreError", err)
-				}
-				want := tt.nft
-				if f.Info().Backend == iptables.Legacy {
-					want = tt.legacy
-				}
-				if refused.Reason != want {
-					t.Errorf("reason is %s, want %s (%v)", refused.Reason, want, err)
-				}
-				if diff := cmp.Diff(before, f.Save(v4)); diff != "" {
-					t.Errorf("what was written (-want +got):\n%s", diff)
-				}
-			})
 		})
 	}
 }

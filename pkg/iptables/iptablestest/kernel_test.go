@@ -22,18 +22,17 @@ func TestFakeLikeKernel(t *testing.T) {
 		t.Run(string(backend), func(t *testing.T) {
 			nstest.NeedProgram(t, "iptables-"+string(backend))
 			nstest.Run(t, func(t *testing.T) {
-				// The Fake is like the text path. On the direct path, a line in a refusal counts
-				// only in the part for iptables-restore.
+				// The Fake is like the text path.
 				k, err := iptables.Open(t.Context(), iptables.Config{Backend: backend, Replay: iptables.ReplayText})
 				must(t, err)
 				defer func() { must(t, k.Close()) }()
 				// A real foreign writer with another lock file, like Bypassing.
-				foreign := func(text string) {
-					nstest.CommandInput(t, text, "env", "XTABLES_LOCKFILE=/run/other.lock", tool(backend, v4, "restore"), "--noflush")
+				foreign := func(family rules.Family, text string) {
+					nstest.CommandInput(t, text, "env", "XTABLES_LOCKFILE=/run/other.lock", tool(backend, family, "restore"), "--noflush")
 				}
 				f := iptablestest.NewFake(backend)
 				want := answers(t, k, foreign)
-				got := answers(t, f, func(text string) { must(t, f.Bypassing().RestoreNoflush(v4, text)) })
+				got := answers(t, f, func(family rules.Family, text string) { must(t, f.Bypassing().RestoreNoflush(family, text)) })
 				if diff := cmp.Diff(want, got); diff != "" {
 					t.Errorf("answers (-want +got):\n%s", diff)
 				}
@@ -52,7 +51,7 @@ type kernel interface {
 }
 
 // answers runs one script and returns the answers at each step.
-func answers(t *testing.T, k kernel, foreign func(text string)) []string {
+func answers(t *testing.T, k kernel, foreign func(rules.Family, string)) []string {
 	t.Helper()
 	var log []string
 	say := func(format string, args ...any) { log = append(log, fmt.Sprintf(format, args...)) }
@@ -83,11 +82,20 @@ func answers(t *testing.T, k kernel, foreign func(text string)) []string {
 		}
 	}
 	look("at first")
-	foreign(canaryText)
+	foreign(v4, canaryText)
 	look("planted")
-	foreign("*nat\n:SVC - [0:0]\n-A SVC -s 10.0.0.2 -j RETURN\nCOMMIT\n")
+	foreign(v6, "*nat\n:CANARY - [0:0]\nCOMMIT\n")
+	look("the other family")
+	foreign(v4, "*nat\n:SVC - [0:0]\n-A SVC -s 10.0.0.2 -j RETURN\nCOMMIT\n")
 	look("rule replaced")
-	foreign("*nat\n-C OUTPUT -j SVC\nCOMMIT\n")
+	foreign(v4, "*nat\n:SVC - [0:0]\n-A SVC -s 10.0.0.2 -j RETURN\nCOMMIT\n")
+	look("rule replaced by itself")
+	foreign(v4, "*nat\n-F INPUT\nCOMMIT\n")
+	look("nothing flushed")
+	foreign(v4, "*nat\n-F\nCOMMIT\n")
+	look("flushed")
+	foreign(v4, canaryText)
+	foreign(v4, "*nat\n-C OUTPUT -j SVC\nCOMMIT\n")
 	look("checked")
 
 	session, err := k.Begin(t.Context())
@@ -96,7 +104,7 @@ func answers(t *testing.T, k kernel, foreign func(text string)) []string {
 		var refused *iptables.RestoreError
 		switch {
 		case errors.As(w.Err, &refused):
-			say("refused %v: %s %s exit %d, a line %v", w.Raced, refused.Reason, refused.Program, refused.Exit, refused.Line > 0)
+			say("refused %v: %s %s exit %d", w.Raced, refused.Reason, refused.Program, refused.Exit)
 		default:
 			say("raced %v, stale %v, other error %v", w.Raced, errors.Is(w.Err, nft.ErrStale), w.Err != nil && !errors.Is(w.Err, nft.ErrStale))
 		}
@@ -126,11 +134,11 @@ func answers(t *testing.T, k kernel, foreign func(text string)) []string {
 	restore(v6, filterText)
 	restore(v4, filterText)
 	look("three restores")
-	foreign("*raw\n:FOREIGN - [0:0]\nCOMMIT\n")
+	foreign(v4, "*raw\n:FOREIGN - [0:0]\nCOMMIT\n")
 	restore(v4, filterText)
 	restore(v6, filterText)
 	read(t, session, v4)
-	for _, line := range []string{"-A OURS -j NOPE", "-A NOPE -j OURS", "-C OURS -j ACCEPT", "-A OURS --nonsense", "-X OURS", "-A OURS -g NOPE", "-A OURS garbage"} {
+	for _, line := range []string{"-A OURS -j NOPE", "-A NOPE -j OURS", "-C OURS -j ACCEPT", "-A OURS --nonsense", "-I OURS 9 -j ACCEPT", "-X OURS", "-A OURS -g NOPE", "-A OURS garbage"} {
 		restore(v4, mangleText+"*filter\n"+line+"\nCOMMIT\n")
 		restore(v4, filterText) // after a failure
 		read(t, session, v4)

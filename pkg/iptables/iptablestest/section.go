@@ -216,7 +216,7 @@ func (s *section) deleteChain(line int, name string) *iptables.RestoreError {
 		}
 		s.undead = append(s.undead, *c)
 	}
-	s.table.Delete(name)
+	s.forget(name)
 	s.wrote = true
 	return nil
 }
@@ -227,7 +227,7 @@ func (s *section) deleteAll(line int) *iptables.RestoreError {
 	for _, c := range slices.Clone(s.table.Chains) {
 		if rules.Builtin(s.table.Name, c.Name) {
 			if s.f.backend() == iptables.NFT && len(c.Rules) == 0 && c.Policy == "ACCEPT" {
-				s.table.Delete(c.Name)
+				s.forget(c.Name)
 				s.wrote = true
 			}
 			continue
@@ -237,6 +237,18 @@ func (s *section) deleteAll(line int) *iptables.RestoreError {
 		}
 	}
 	return nil
+}
+
+// forget removes a chain from the table.
+func (s *section) forget(name string) {
+	left := rules.NewTable(s.table.Name)
+	left.Grow(len(s.table.Chains))
+	for _, c := range s.table.Chains {
+		if c.Name != name {
+			left.Add(c)
+		}
+	}
+	s.table = left
 }
 
 func (s *section) referenced(name string) bool {

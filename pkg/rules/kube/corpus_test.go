@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/internal/testkit/savefile"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -64,9 +65,7 @@ func corpus(t testing.TB, archive string) map[string]corpusCase {
 			c.family, c.options = corpusOptions(t, data)
 		case "expected.rules":
 			c.text = data
-			if c.expected, _, err = rules.Parse(bytes.NewReader(data)); err != nil {
-				t.Fatalf("%s: %v", head.Name, err)
-			}
+			c.expected = savefile.Tables(t, string(data))
 		}
 		cases[name] = c
 	}
@@ -179,9 +178,6 @@ func tableOf(t *testing.T, s rules.Section, name rules.TableName) *rules.Table {
 	for _, chain := range rules.BuiltinChains(name) {
 		text = strings.Replace(text, "\n", "\n:"+chain+" ACCEPT [0:0]\n", 1)
 	}
-	set, _, err := rules.Parse(strings.NewReader(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	set := savefile.Tables(t, text)
 	return set[name]
 }

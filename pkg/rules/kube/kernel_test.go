@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/internal/testkit/savefile"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -24,10 +25,7 @@ func TestSpelling(t *testing.T) {
 					program := map[rules.Family]string{rules.IPv4: "iptables-", rules.IPv6: "ip6tables-"}[c.family] + backend
 					load := func(text string) rules.Ruleset {
 						nstest.CommandInput(t, text, program+"-restore", "-w")
-						set, _, err := rules.Parse(strings.NewReader(nstest.Command(t, program+"-save")))
-						if err != nil {
-							t.Fatal(err)
-						}
+						set := savefile.Tables(t, nstest.Command(t, program+"-save"))
 						return set
 					}
 					objects, err := Decode(name, c.objects)
