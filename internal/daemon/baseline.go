@@ -4,14 +4,21 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/baseline"
+	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/internal/severity"
+	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // canaryd learns the rules of protected chains, whichever process wrote them, and puts them
@@ -38,16 +45,40 @@ func (d *Daemon) takeBaseline(ctx context.Context, st *state, read baseline.Know
 	}
 }
 
-// compareAt returns when the generation is to be compared with the baseline.
-func (d *Daemon) compareAt(st *state) time.Time {
-	return st.baseline.CompareAt(st.generation.edition, d.made)
+// content returns everything that ought to be in force, for a comparison with the baseline.
+func (d *Daemon) content(st *state) baseline.Content {
+	r := &st.native
+	now := baseline.Content{Generation: st.want(), Native: map[tableid.TableID]*native.Table{}, Unread: d.guardsNative() && !r.begun && !r.asleep}
+	for id := range r.immune {
+		now.Native[id] = nil
+	}
+	for id, t := range r.tables {
+		if now.Native[id] = t.want; t.out != nil {
+			now.Native[id] = nil
+		}
+	}
+	return now
 }
 
-// compareBaseline compares the generation with the baseline, if it has changed since: the
-// status shows the rules that are new.
-func (st *state) compareBaseline() {
-	if edition := st.generation.edition; st.baseline.Behind(edition) {
-		st.baseline.Compare(edition, st.want())
+// contentEdition changes with each change of content.
+func (st *state) contentEdition() int {
+	n := st.generation.edition + st.native.edition
+	if st.native.begun {
+		n++
+	}
+	return n
+}
+
+// compareAt returns when the content is to be compared with the baseline.
+func (d *Daemon) compareAt(st *state) time.Time {
+	return st.baseline.CompareAt(st.contentEdition(), d.made)
+}
+
+// compareBaseline compares the content with the baseline, if it has changed since: the status
+// shows the rules that are new.
+func (d *Daemon) compareBaseline(st *state) {
+	if edition := st.contentEdition(); st.baseline.Behind(edition) {
+		st.baseline.Compare(edition, d.content(st))
 	}
 }
 
@@ -62,23 +93,18 @@ func (d *Daemon) awaitBaseline(ctx context.Context) error {
 	}
 }
 
-// Baseline shows the baseline, confirms a generation as one, or forgets it. Only displays
-// depend on it.
+// Baseline shows the baseline, confirms one, or forgets it. Only displays depend on it.
 func (d *Daemon) Baseline(ctx context.Context, r api.BaselineRequest) (api.BaselineReply, error) {
 	if err := d.awaitBaseline(ctx); err != nil {
 		return api.BaselineReply{}, err
 	}
 	switch {
 	case r.Confirm && r.Forget || r.Generation != "" && !r.Confirm:
-		return api.BaselineReply{}, errors.New("a baseline is shown, confirmed (one generation at most), or forgotten")
+		return api.BaselineReply{}, errors.New("a baseline is shown, confirmed (with generations or without), or forgotten")
 	case (r.Confirm || r.Forget) && d.cfg.Store == nil:
 		return api.BaselineReply{}, errors.New("no state folder is in use, so a baseline cannot be kept")
 	case r.Confirm:
-		id, err := d.fullID(r.Generation)
-		if err != nil {
-			return api.BaselineReply{}, err
-		}
-		return d.confirmBaseline(ctx, id)
+		return d.confirmBaseline(ctx, r.Generation)
 	case r.Forget:
 		d.confirming.Lock()
 		defer d.confirming.Unlock()
@@ -92,37 +118,109 @@ func (d *Daemon) Baseline(ctx context.Context, r api.BaselineRequest) (api.Basel
 	}
 }
 
-// confirmBaseline writes the generation of that ID as the baseline, the present one if the ID
-// is "". The loop keeps running meanwhile: at 5,000 services the write takes half a second.
-func (d *Daemon) confirmBaseline(ctx context.Context, id string) (api.BaselineReply, error) {
+// confirmBaseline writes the generations of these IDs as the baseline, or everything that ought to
+// be in force if there are none. The loop keeps running meanwhile: at 5,000 services the write
+// takes half a second.
+func (d *Daemon) confirmBaseline(ctx context.Context, ids string) (api.BaselineReply, error) {
 	d.confirming.Lock()
 	defer d.confirming.Unlock()
-	next := reload.Baseline{Confirmed: time.Now()}
+	var c confirmation
 	err := d.askGuard(ctx, func(_ context.Context, st *state) error {
-		if !st.allPlanted() || st.generation.captured.IsZero() {
+		c.present = d.content(st)
+		if !st.allPlanted() || st.generation.captured.IsZero() || c.present.Unread {
 			return errors.New("canaryd has not read every table yet")
 		}
-		next.Captured, next.Generation = st.generation.captured, st.want()
+		c.captured, c.ids = st.generation.captured, map[string]*native.Table{}
+		for id, t := range c.present.Native {
+			if t != nil {
+				c.ids[nativestore.IDOf(st.native.tables[id].digest)] = t
+			}
+		}
 		return nil
 	})
 	if err != nil {
 		return api.BaselineReply{}, err
 	}
-	if id != "" && id != next.Generation.ID() {
-		stored, _, err := d.cfg.Store.Show(id)
-		if errors.Is(err, reload.ErrNothingStored) {
-			return api.BaselineReply{}, fmt.Errorf("%w: %s is not in force any more and is not stored; `canaryd baseline` shows the present one", api.ErrNoGeneration, id)
-		}
-		if err != nil {
-			return api.BaselineReply{}, err
-		}
-		next.Captured, next.Generation = stored.Captured, stored.Generation
+	next, err := d.confirmed(c, ids)
+	if err != nil {
+		return api.BaselineReply{}, err
 	}
+	next.Confirmed = time.Now()
 	if next, err = d.cfg.Store.SaveBaseline(next); err != nil {
 		return api.BaselineReply{}, err
 	}
-	confirmed := baseline.Of(next, nil)
-	return d.setBaseline(ctx, &confirmed)
+	known := baseline.Of(next, nil)
+	return d.setBaseline(ctx, &known)
+}
+
+// A confirmation has the content that an operator may confirm.
+type confirmation struct {
+	present  baseline.Content
+	captured time.Time                // when its generation was learned
+	ids      map[string]*native.Table // its native tables, by the IDs of their generations
+}
+
+// confirmed returns the baseline that an operator confirms by these IDs. Tables without an ID
+// among them, and tables whose content is not known, keep their part of the present baseline.
+func (d *Daemon) confirmed(c confirmation, ids string) (reload.Baseline, error) {
+	next, err := d.cfg.Store.LoadBaseline()
+	if err != nil {
+		next = reload.Baseline{Generation: rules.Generation{}} // there is none, or this one replaces it
+	}
+	if ids == "" {
+		next.Captured, next.Generation = c.captured, c.present.Generation
+		next.Native = slices.DeleteFunc(next.Native, func(t reload.ConfirmedTable) bool {
+			_, exists := c.present.Native[t.Family.Table(t.Table)]
+			return !exists
+		})
+		for _, id := range slices.SortedFunc(maps.Keys(c.present.Native), tableid.TableID.Compare) {
+			if t := c.present.Native[id]; t != nil {
+				next = baseline.With(next, t)
+			}
+		}
+		return next, nil
+	}
+	named := map[tableid.TableID]bool{}
+	for prefix := range strings.SplitSeq(ids, ",") {
+		id, err := d.fullID(prefix)
+		if err != nil {
+			return reload.Baseline{}, err
+		}
+		var of tableid.TableID
+		t, err := d.nativeOf(c, id)
+		switch {
+		case err != nil:
+			return reload.Baseline{}, err
+		case t != nil:
+			of, next = t.ID, baseline.With(next, t)
+		case id == c.present.Generation.ID():
+			next.Captured, next.Generation = c.captured, c.present.Generation
+		default:
+			stored, _, err := d.cfg.Store.Show(id)
+			if errors.Is(err, reload.ErrNothingStored) {
+				return reload.Baseline{}, fmt.Errorf("%w: %s is not in force any more and is not stored; `canaryd baseline` shows the present ones", api.ErrNoGeneration, id)
+			}
+			if err != nil {
+				return reload.Baseline{}, err
+			}
+			next.Captured, next.Generation = stored.Captured, stored.Generation
+		}
+		if named[of] {
+			return reload.Baseline{}, fmt.Errorf("two of the generations %s are of the same tables", ids)
+		}
+		named[of] = true
+	}
+	return next, nil
+}
+
+// nativeOf returns the native table of a generation's ID, in force or stored; nil if the ID is of no
+// native table.
+func (d *Daemon) nativeOf(c confirmation, id string) (*native.Table, error) {
+	if t := c.ids[id]; t != nil {
+		return t, nil
+	}
+	stored, _, err := d.nativeGeneration(id)
+	return stored.Table, err
 }
 
 // setBaseline has the loop compare with another baseline, unless next is nil, and returns the
@@ -136,11 +234,18 @@ func (d *Daemon) setBaseline(ctx context.Context, next *baseline.Known) (api.Bas
 			log := klog.FromContext(ctx)
 			next.LogSet(log)
 		}
-		st.compareBaseline()
+		d.compareBaseline(st)
 		reply.Baseline, reply.Present = st.baseline.Public(), d.generation(st)
 		reply.Present.ID = d.generationID()
-		st.baseline.List(&reply)
-		reply.NativeTables = len(st.native.tables)
+		reply.Generations = []string{reply.Present.ID}
+		now := d.content(st)
+		for _, id := range st.native.ids() {
+			if now.Native[id] != nil {
+				reply.Generations = append(reply.Generations, nativestore.IDOf(st.native.tables[id].digest))
+				reply.NativeTables++
+			}
+		}
+		st.baseline.List(&reply, now)
 		d.publish(st)
 	})
 	return reply, err
