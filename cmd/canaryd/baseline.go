@@ -55,7 +55,7 @@ func runBaseline(ctx context.Context, o *options, to streams) (int, error) {
 // baselineText returns the answer for people: counts first, then rules.
 func baselineText(o *options, r api.BaselineReply) string {
 	present := fmt.Sprintf("generation %s, %s", r.Present.ID, contentText(r.Present.Rules, r.Present.Chains, r.NativeTables))
-	confirm := "canaryd baseline --confirm --generation " + strings.Join(r.Generations, ",")
+	confirm := "canaryd baseline --confirm --generation " + cmp.Or(strings.Join(r.Generations, ","), r.Present.ID)
 	switch b := r.Baseline; {
 	case o.forget && r.Replaced == nil:
 		return "there was no baseline\n"
