@@ -10,6 +10,7 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/internal/pace"
+	"github.com/canaryd/canaryd/internal/sorting"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -198,7 +199,9 @@ func (t *nativeTable) lost() bool { return nativestore.Lost(t.finding.Verdict) }
 
 // ids returns the guarded tables in their order.
 func (r *nativeRealm) ids() []tableid.TableID {
-	return slices.SortedFunc(maps.Keys(r.tables), tableid.TableID.Compare)
+	ids := slices.Collect(maps.Keys(r.tables))
+	sorting.Stable(ids, tableid.TableID.Compare)
+	return ids
 }
 
 // families returns the families that have guarded tables: each has a witness.

@@ -3,11 +3,11 @@ package native
 import (
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/canaryd/canaryd/internal/sorting"
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
@@ -91,7 +91,7 @@ func (t *Table) byHandle() []numbered {
 		f := &t.Flowtables[i]
 		all = append(all, numbered{f.Handle, nft.Flowtables, f, 0, func(k *handleWriter) error { k.flowtable(f); return nil }})
 	}
-	slices.SortFunc(all, func(a, b numbered) int {
+	sorting.Stable(all, func(a, b numbered) int {
 		if a.handle < b.handle {
 			return -1
 		}

@@ -4,12 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"slices"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/canaryd/canaryd/internal/sorting"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
@@ -253,7 +253,7 @@ func (k *Kernel) read(wanted func(nft.Table) bool, whole bool) (*Ruleset, error)
 		}
 		k.follow.seed(t, r.Genid, r.At)
 	}
-	slices.SortFunc(r.Drifted, tableid.TableID.Compare)
+	sorting.Stable(r.Drifted, tableid.TableID.Compare)
 	return r, nil
 }
 

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/canaryd/canaryd/internal/sorting"
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
@@ -47,7 +48,7 @@ func (t *natTable) indexOf(s *Set) *setIndex {
 	}
 	// An end is before a beginning with the same key: Set.sort has this order, and a stable sort
 	// keeps it.
-	slices.SortStableFunc(index.bounds, func(a, b setBound) int { return bytes.Compare(a.key, b.key) })
+	sorting.Stable(index.bounds, func(a, b setBound) int { return bytes.Compare(a.key, b.key) })
 	t.index[s.Name] = index
 	return index
 }

@@ -3,6 +3,8 @@ package rules
 import (
 	"cmp"
 	"slices"
+
+	"github.com/canaryd/canaryd/internal/sorting"
 )
 
 // A ChangedChain is a chain that differs between two lists, by its indexes. An index is -1 if
@@ -43,7 +45,7 @@ func ChangedChains(was, is []Chain) []ChangedChain {
 		gone, added = matchChains(was, is, gone, added)
 	}
 	changed = append(changed, gone...)
-	slices.SortFunc(changed, func(a, b ChangedChain) int { return cmp.Compare(a.Was, b.Was) })
+	sorting.Stable(changed, func(a, b ChangedChain) int { return cmp.Compare(a.Was, b.Was) })
 	return append(changed, added...)
 }
 
