@@ -44,8 +44,8 @@ type BaselineChange struct {
 	Table  rules.TableName `json:"table"`
 	Native bool            `json:"native,omitempty"`
 	// Kind is "" for the rules of a chain. For a declaration of a native table it is "base chain",
-	// "set", "flowtable" or an object's type, and Chain is the name. "table" is a native table as a
-	// whole, without a Chain; Appeared or Gone counts its rules.
+	// "set", "map", "flowtable" or an object's type, and Chain is the name. "table" is a whole
+	// native table, without a Chain; Appeared or Gone counts its rules.
 	Kind     string `json:"kind,omitempty"`
 	Chain    string `json:"chain"`
 	Known    bool   `json:"known"` // the baseline has it
@@ -215,7 +215,7 @@ type TableChange struct {
 	Lines []string `json:"lines,omitempty"`
 	More  int      `json:"more,omitempty"` // lines that were left out
 	// NotInBaseline counts the added rules that the confirmed baseline lacks. They are the first
-	// NewLines of Lines.
+	// NewLines of Lines, with the declarations of a native table that it lacks.
 	NotInBaseline int `json:"notInBaseline,omitempty"`
 	NewLines      int `json:"newLines,omitempty"`
 }

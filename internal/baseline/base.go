@@ -2,7 +2,6 @@ package baseline
 
 import (
 	"hash/maphash"
-	"slices"
 	"strings"
 
 	"github.com/canaryd/canaryd/internal/sorting"
@@ -16,29 +15,21 @@ import (
 // digests of the rules instead of their text: 62,590 rules take 3 MB. It is for one goroutine at
 // a time.
 type Base struct {
-	seed   maphash.Seed // random, so that no other process can find two rules with one digest
-	tables map[table]map[part]*confirmed
+	seed maphash.Seed // random, so that no other process can find two rules with one digest
+	// tables has the parts by table, "ipv4 nat" or of a native table "ip kube-proxy", and by
+	// native.Entry.Key; that of iptables' chains is their name.
+	tables map[string]map[string]*confirmed
 	turn   int // how often since was called
 }
-
-// A table is one of iptables' tables, or a native table.
-type table struct {
-	tableid.TableID
-	native bool
-}
-
-// A part is the rules of a chain, or one declaration of a native table: see native.Entry.
-type part struct{ kind, name string }
-
-// wholeTable is the kind of a change that stands for a whole native table.
-const wholeTable = "table"
 
 // A confirmed is one part of a Base, and the result of its last comparison.
 type confirmed struct {
 	prints []print
 	turn   int // the last turn in which the content had the part
-	of     memory
-	diff   *difference // nil: none
+	// of is the memory of the last comparison, and diff its result; nil: no difference.
+	of   any
+	len  int
+	diff *difference
 }
 
 // A print identifies a rule by a digest of its text, which is quick, and a digest of its
@@ -53,16 +44,29 @@ type difference struct {
 	reordered bool
 }
 
+// lacking counts the rules that appeared; nil has none.
+func (d *difference) lacking() int {
+	if d == nil {
+		return 0
+	}
+	return len(d.appeared)
+}
+
 // A change is the difference between one part of the content and a Base.
 type change struct {
-	table
-	part
 	difference
-	known bool // the Base has the part
-	base  bool // packets enter the chain at a hook
-	list  list // nil: the part is gone
-	rules int  // of a whole table
+	id     tableid.TableID
+	native bool
+	kind   string // native.Entry.Kind, or wholeTable
+	name   string
+	known  bool // the Base has the part
+	base   bool // packets enter the chain at a hook
+	list   list // the part; a whole table has none
+	rules  int  // of a whole table that the Base lacks
 }
+
+// wholeTable is the kind of a change that stands for a whole native table.
+const wholeTable = "table"
 
 // A Content is everything that ought to be in force.
 type Content struct {
@@ -74,149 +78,168 @@ type Content struct {
 }
 
 // newBase returns the Base of a stored baseline. It takes 0.2 s for 62,590 rules.
-func newBase(stored reload.Baseline) *Base {
-	b := &Base{seed: maphash.MakeSeed(), tables: map[table]map[part]*confirmed{}}
+func newBase(stored *reload.Baseline) *Base {
+	b := &Base{seed: maphash.MakeSeed(), tables: map[string]map[string]*confirmed{}}
 	for id, s := range stored.Generation {
-		parts := make(map[part]*confirmed, len(s.Chains))
+		parts := make(map[string]*confirmed, len(s.Chains))
 		s.EachChain(id.Name, func(name string, of []rules.Rule) {
-			prints := make([]print, len(of))
+			c, l := &confirmed{}, list{rules: of}
 			for i := range of {
-				l := chainRules{rules: of}
-				prints[i] = print{l.text(b.seed, i), l.meaning(b.seed, i)}
+				c.prints = append(c.prints, print{l.digest(b.seed, i, false), l.digest(b.seed, i, true)})
 			}
-			parts[part{"", strings.Clone(name)}] = &confirmed{prints: prints}
+			parts[strings.Clone(name)] = c
 		})
-		b.tables[table{id, false}] = parts
+		b.tables[id.String()] = parts
 	}
-	for _, t := range stored.Native {
-		parts := make(map[part]*confirmed, len(t.Parts))
-		for _, p := range t.Parts {
-			c := &confirmed{}
-			for digest := range slices.Chunk(p.Digests, reload.BaselineDigest) {
-				d := maphash.Bytes(b.seed, digest)
-				c.prints = append(c.prints, print{d, d})
-			}
-			parts[part{p.Kind, p.Name}] = c
+	for table, of := range stored.Native {
+		parts := make(map[string]*confirmed, len(of))
+		for key, digests := range of {
+			parts[key] = &confirmed{prints: b.prints(digests)}
 		}
-		b.tables[table{t.Family.Table(t.Table), true}] = parts
+		b.tables[table] = parts
 	}
 	return b
+}
+
+// prints returns the prints of native rules by their digests, one after the other.
+func (b *Base) prints(digests []byte) (all []print) {
+	for ; len(digests) > 0; digests = digests[reload.BaselineDigest:] {
+		d := maphash.Bytes(b.seed, digests[:reload.BaselineDigest])
+		all = append(all, print{d, d})
+	}
+	return all
 }
 
 // since returns the parts in which content differs from the Base. In each table it lists
 // built-in chains first and missing parts last. A native table that the Base lacks is one
 // change, and so is one that is gone. A part that is the same memory as in the last call costs
 // next to nothing: at 5,000 services one call takes 2 ms.
-func (b *Base) since(now Content) []change {
-	var all []change
+func (b *Base) since(now *Content) (all []*change) {
 	b.turn++
 	for _, f := range rules.Families() {
 		for _, name := range rules.AllTables() {
-			t := table{f.Table(name), false}
-			now.Generation[t.TableID].EachChain(name, func(chain string, of []rules.Rule) {
-				all = b.take(all, change{table: t, part: part{"", chain}, base: rules.Builtin(name, chain), list: chainRules{chain, of}})
+			c := change{id: f.Table(name)}
+			parts := b.tables[c.id.String()]
+			now.Generation[c.id].EachChain(name, func(chain string, of []rules.Rule) {
+				c.name, c.base, c.list = chain, rules.Builtin(name, chain), list{chain: chain, rules: of}
+				all = b.take(all, parts[chain], &c)
 			})
-			all = append(all, b.gone(t)...)
+			all = b.gone(all, parts, change{id: c.id})
 		}
 	}
 	if now.Unread {
 		return all
 	}
-	for _, t := range b.natives(now.Native) {
-		content, exists := now.Native[t.TableID]
+	for _, id := range b.natives(now) {
+		c := change{id: id, native: true, kind: wholeTable}
+		parts, known := b.tables[id.NFT()]
+		table, exists := now.Native[id]
 		switch {
+		case exists && table == nil:
 		case !exists:
-			all = append(all, change{table: t, part: part{wholeTable, ""}, known: true, rules: b.rules(t)})
-		case content == nil:
-		case b.tables[t] == nil:
-			_, n, _ := content.Counts()
-			all = append(all, change{table: t, part: part{wholeTable, ""}, rules: n})
+			c.known, c.gone = true, rulesOf(parts)
+			all = append(all, &c)
+		case !known:
+			_, c.rules, _ = table.Counts()
+			all = append(all, &c)
 		default:
-			for e := range native.NewListing(content).All() {
-				all = b.take(all, change{table: t, part: part{e.Kind, e.Name}, base: e.Base, list: entry{e}})
-			}
-			all = append(all, b.gone(t)...)
+			native.NewListing(table).Each(func(e *native.Entry) {
+				c.kind, c.name, c.base, c.list = e.Kind, e.Name, e.Base, list{entry: e}
+				all = b.take(all, parts[e.Key()], &c)
+			})
+			all = b.gone(all, parts, change{id: id, native: true})
 		}
 	}
 	return all
 }
 
 // natives returns the native tables of the Base and of the content, each once and in order.
-func (b *Base) natives(now map[tableid.TableID]*native.Table) (all []table) {
-	for id := range now {
-		all = append(all, table{id, true})
+func (b *Base) natives(now *Content) (all []tableid.TableID) {
+	exists := map[string]bool{}
+	for id := range now.Native {
+		all, exists[id.NFT()] = append(all, id), true
 	}
-	for t := range b.tables {
-		if _, exists := now[t.TableID]; t.native && !exists {
-			all = append(all, t)
+	for table := range b.tables {
+		word, name, _ := strings.Cut(table, " ")
+		if f, native := tableid.FamilyOfNFT(word); native && !exists[table] {
+			all = append(all, f.Table(name))
 		}
 	}
-	sorting.Stable(all, func(a, b table) int { return a.Compare(b.TableID) })
+	sorting.Stable(all, tableid.TableID.Compare)
 	return all
 }
 
-// take compares a part for since, and appends its change if there is any.
-func (b *Base) take(all []change, c change) []change {
-	is := b.tables[c.table][c.part]
+// rulesOf counts the rules of a native table's parts.
+func rulesOf(parts map[string]*confirmed) (n int) {
+	for key, c := range parts {
+		if kind, _ := native.CutKey(key); kind == "" {
+			n += len(c.prints)
+		}
+	}
+	return n
+}
+
+// take compares a part for since, and appends its change if there is any. is is the part in the
+// Base; nil if there is none.
+func (b *Base) take(all []*change, is *confirmed, c *change) []*change {
 	if is != nil {
 		is.turn = b.turn
 	}
-	if d := b.differs(is, c.list, true); d != nil {
-		c.known, c.difference = is != nil, *d
-		all = append(all, c)
+	d := b.differs(is, &c.list, true)
+	if d == nil {
+		return all
 	}
-	return all
+	kept := *c
+	kept.known, kept.difference = is != nil, *d
+	if e := kept.list.entry; e != nil {
+		clone := *e
+		kept.list.entry = &clone
+	}
+	return append(all, &kept)
 }
 
 // differs returns the difference between a list and a confirmed part; nil if there is none. keep:
 // it remembers the result, for this memory.
-func (b *Base) differs(is *confirmed, l list, keep bool) *difference {
+func (b *Base) differs(is *confirmed, l *list, keep bool) *difference {
 	n := l.len()
 	if is == nil {
 		if n == 0 {
 			return nil
 		}
-		all := make([]int, n)
-		for i := range all {
-			all[i] = i
+		d := &difference{}
+		for i := range n {
+			d.appeared = append(d.appeared, i)
 		}
-		return &difference{appeared: all}
+		return d
 	}
-	if m := l.memory(); n == 0 || m != is.of {
-		d := b.compare(is.prints, l)
-		if !keep {
-			return d
-		}
-		is.of, is.diff = m, d
+	m := l.memory()
+	if m != nil && m == is.of && n == is.len {
+		return is.diff
 	}
-	return is.diff
+	d := b.compare(is.prints, l)
+	if keep {
+		is.of, is.len, is.diff = m, n, d
+	}
+	return d
 }
 
-// gone returns the parts of a table of the Base that the content did not have in this turn, for
-// since.
-func (b *Base) gone(t table) []change {
-	var all []change
-	for p, c := range b.tables[t] {
-		if c.turn == b.turn {
+// gone appends the parts that the content did not have in this turn, for since. c names the table.
+func (b *Base) gone(all []*change, parts map[string]*confirmed, c change) []*change {
+	var gone []*change
+	for key, p := range parts {
+		if p.turn == b.turn {
 			continue
 		}
-		c.of, c.diff = memory{}, nil
-		if len(c.prints) > 0 {
-			all = append(all, change{table: t, part: p, known: true, difference: difference{gone: len(c.prints)}})
+		p.of, p.diff = nil, nil
+		if p.prints != nil {
+			of := c
+			of.kind, of.name = native.CutKey(key)
+			of.known, of.gone = true, len(p.prints)
+			gone = append(gone, &of)
 		}
 	}
-	sorting.Stable(all, func(a, b change) int { return strings.Compare(a.name, b.name) })
-	return all
-}
-
-// rules counts the rules that the Base has of a table.
-func (b *Base) rules(t table) (n int) {
-	for p, c := range b.tables[t] {
-		if p.kind == "" {
-			n += len(c.prints)
-		}
-	}
-	return n
+	sorting.Stable(gone, func(a, b *change) int { return strings.Compare(a.name, b.name) })
+	return append(all, gone...)
 }
 
 // Lacks returns the rules of list that the Base does not have in that chain of iptables. The
@@ -225,7 +248,7 @@ func (b *Base) Lacks(id tableid.TableID, chain string, of []rules.Rule) (lacking
 	if b == nil {
 		return nil
 	}
-	if d := b.differs(b.tables[table{id, false}][part{"", chain}], chainRules{chain, of}, false); d != nil {
+	if d := b.differs(b.tables[id.String()][chain], &list{rules: of}, false); d != nil {
 		for _, i := range d.appeared {
 			lacking = append(lacking, of[i])
 		}
@@ -236,29 +259,28 @@ func (b *Base) Lacks(id tableid.TableID, chain string, of []rules.Rule) (lacking
 // compare returns the differences between a list and prints, for differs. It returns nil if they
 // are the same in the same order. It computes meanings only of rules whose text differs, because
 // most rules of a changed chain have not changed.
-func (b *Base) compare(prints []print, l list) *difference {
+func (b *Base) compare(prints []print, l *list) *difference {
 	n, same := l.len(), 0
-	for same < min(n, len(prints)) && l.text(b.seed, same) == prints[same].text {
+	for same < min(n, len(prints)) && l.digest(b.seed, same, false) == prints[same].text {
 		same++
 	}
 	if same == n && same == len(prints) {
 		return nil
 	}
-	m := matching{prints: prints[same:], at: make([]int, n-same)}
-	m.match(func(p print) uint64 { return p.text }, func(i int) uint64 { return l.text(b.seed, same+i) })
-	if of, spelled := l.(chainRules); spelled {
-		m.match(func(p print) uint64 { return p.meaning }, func(i int) uint64 { return of.meaning(b.seed, same+i) })
+	// at has the place of each rule's print, counted from 1.
+	d, at, taken, last := difference{gone: len(prints) - same}, make([]int, n), map[int]bool{}, 0
+	b.match(prints, l, same, at, taken, false)
+	if l.entry == nil {
+		b.match(prints, l, same, at, taken, true)
 	}
-	d := difference{gone: len(m.prints)}
-	last := 0
-	for i, at := range m.at {
-		if at == 0 {
-			d.appeared = append(d.appeared, same+i)
+	for i := same; i < n; i++ {
+		if at[i] == 0 {
+			d.appeared = append(d.appeared, i)
 			continue
 		}
 		d.gone--
-		d.reordered = d.reordered || at < last
-		last = at
+		d.reordered = d.reordered || at[i] < last
+		last = at[i]
 	}
 	if len(d.appeared) == 0 && d.gone == 0 && !d.reordered {
 		return nil
@@ -266,90 +288,83 @@ func (b *Base) compare(prints []print, l list) *difference {
 	return &d
 }
 
-// A matching pairs rules with prints: at[i] is the place of rule i's print, counted from 1, or 0.
-type matching struct {
-	prints []print
-	at     []int
-	taken  map[int]bool
-}
-
-// match pairs the rules that have no print yet, for compare. of and digest take the digest
-// of a print and a rule: of the text, or of the meaning. Of several equal prints it uses the
-// first.
-func (m *matching) match(of func(print) uint64, digest func(i int) uint64) {
-	if len(m.taken) == len(m.prints) || len(m.at) == 0 {
+// match pairs the rules behind same that have no print yet, for compare, by their texts or their
+// meanings. Of several equal prints it uses the first.
+func (b *Base) match(prints []print, l *list, same int, at []int, taken map[int]bool, meaning bool) {
+	if len(taken) == len(prints)-same || len(at) == same {
 		return
 	}
 	places := map[uint64][]int{}
-	for i, p := range m.prints {
-		if !m.taken[i] {
-			places[of(p)] = append(places[of(p)], i)
-		}
-	}
-	if m.taken == nil {
-		m.taken = map[int]bool{}
-	}
-	for i := range m.at {
-		if m.at[i] != 0 {
+	for i := same; i < len(prints); i++ {
+		if taken[i] {
 			continue
 		}
-		d := digest(i)
+		d := prints[i].text
+		if meaning {
+			d = prints[i].meaning
+		}
+		places[d] = append(places[d], i)
+	}
+	for i := same; i < len(at); i++ {
+		if at[i] != 0 {
+			continue
+		}
+		d := l.digest(b.seed, i, meaning)
 		if free := places[d]; len(free) > 0 {
-			m.at[i], m.taken[free[0]], places[d] = free[0]+1, true, free[1:]
+			at[i], taken[free[0]], places[d] = free[0]+1, true, free[1:]
 		}
 	}
 }
 
-// A list is the rules of one chain, or one declaration, in the form in which they are compared.
-type list interface {
-	len() int
-	memory() memory
-	text(seed maphash.Seed, i int) uint64 // the digest of the text, or of the bytes
-	words(i int) string                   // for people
-}
-
-// A memory tells lists apart without a look at their content. It keeps its beginning alive, so
-// that no other list gets the same.
-type memory struct {
-	begin any
-	len   int
-}
-
-// chainRules are the rules of one chain of iptables.
-type chainRules struct {
+// A list is a part in the form in which it is compared: the rules of a chain of iptables, or an
+// entry of a native table.
+type list struct {
 	chain string
 	rules []rules.Rule
+	entry *native.Entry
+	at    []int // only these rules of the entry; nil: all
 }
 
-func (l chainRules) len() int { return len(l.rules) }
-
-func (l chainRules) memory() memory {
-	if len(l.rules) == 0 {
-		return memory{}
+func (l *list) len() int {
+	switch {
+	case l.entry == nil:
+		return len(l.rules)
+	case l.at != nil:
+		return len(l.at)
 	}
-	return memory{&l.rules[0], len(l.rules)}
+	return l.entry.Len()
 }
 
-func (l chainRules) text(seed maphash.Seed, i int) uint64 {
-	return maphash.String(seed, l.rules[i].Spec)
+// memory returns the beginning of the list's memory; nil if that does not tell. It keeps the
+// memory alive, so that no other list gets the same.
+func (l *list) memory() any {
+	switch {
+	case l.entry != nil && l.at == nil:
+		return l.entry.Memory()
+	case l.entry == nil && len(l.rules) > 0:
+		return &l.rules[0]
+	}
+	return nil
 }
 
-func (l chainRules) meaning(seed maphash.Seed, i int) uint64 {
-	return maphash.String(seed, l.rules[i].Meaning())
-}
-
-func (l chainRules) words(i int) string { return rules.Jump{Chain: l.chain, Rule: l.rules[i]}.String() }
-
-// An entry is an entry of a native table.
-type entry struct{ native.Entry }
-
-func (e entry) len() int { return e.Len() }
-
-func (e entry) memory() memory { return memory{e.Memory(), e.Len()} }
-
-func (e entry) text(seed maphash.Seed, i int) uint64 {
-	d := e.Digest(i)
+// digest returns the digest of rule i: of its bytes, or of its text or meaning.
+func (l *list) digest(seed maphash.Seed, i int, meaning bool) uint64 {
+	switch {
+	case l.entry == nil && meaning:
+		return maphash.String(seed, l.rules[i].Meaning())
+	case l.entry == nil:
+		return maphash.String(seed, l.rules[i].Spec)
+	case l.at != nil:
+		i = l.at[i]
+	}
+	d := l.entry.Digest(i)
 	return maphash.Bytes(seed, d[:reload.BaselineDigest])
 }
 
-func (e entry) words(i int) string { return e.Text(i) }
+// words returns rule i for people.
+func (l *list) words(i int) string {
+	if l.entry != nil {
+		return l.entry.Text(i)
+	}
+	return rules.Jump{Chain: l.chain, Rule: l.rules[i]}.String()
+}

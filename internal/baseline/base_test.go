@@ -40,7 +40,7 @@ func chainsOf(t testing.TB, lines ...string) rules.Generation {
 }
 
 // said formats changes as lines: "CHAIN known +rule -2 reordered".
-func said(changes []change) []string {
+func said(changes []*change) []string {
 	var lines []string
 	for _, c := range changes {
 		line := c.name
@@ -62,7 +62,7 @@ func said(changes []change) []string {
 	return lines
 }
 
-func baseOf(g rules.Generation) *Base { return newBase(reload.Baseline{Generation: g}) }
+func baseOf(g rules.Generation) *Base { return newBase(&reload.Baseline{Generation: g}) }
 
 func TestSinceABaseline(t *testing.T) {
 	base := []string{"INPUT: -j A", "A: -p tcp -m tcp --dport 1 -j ACCEPT; -j DROP; -j DROP; -s 10.0.0.0/8 -j B", "B: -j RETURN", "EMPTY: "}
@@ -101,14 +101,14 @@ func TestSinceABaseline(t *testing.T) {
 		{"nothing at all", nil, []string{"A -4", "B -1", "INPUT -1"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			b, g := baseOf(chainsOf(t, base...)), Content{Generation: chainsOf(t, tt.now...)}
+			b, g := baseOf(chainsOf(t, base...)), &Content{Generation: chainsOf(t, tt.now...)}
 			for _, when := range []string{"first", "again, from what is known"} {
 				if d := cmp.Diff(tt.want, said(b.since(g))); d != "" {
 					t.Errorf("%s (-want +got):\n%s", when, d)
 				}
 			}
 			// The earlier difference must have no effect.
-			if got := said(b.since(Content{Generation: chainsOf(t, base...)})); got != nil {
+			if got := said(b.since(&Content{Generation: chainsOf(t, base...)})); got != nil {
 				t.Errorf("once it is as it was: %q", got)
 			}
 			if d := cmp.Diff(tt.want, said(b.since(g))); d != "" {
@@ -137,7 +137,7 @@ func TestLacks(t *testing.T) {
 				t.Errorf("%s of a family that the baseline does not have: %d of %d are lacking", chain, n, len(c.Rules))
 			}
 		}
-		b.since(Content{Generation: g})
+		b.since(&Content{Generation: g})
 	}
 	part, _ := g[rules.IPv4.Table(rules.Filter)].Chain("A")
 	if got := b.Lacks(rules.IPv4.Table(rules.Filter), "A", part.Rules[2:]); got != nil {
@@ -177,7 +177,7 @@ func BenchmarkBaseline(b *testing.B) {
 	})
 	b.Run("nothing changed", func(b *testing.B) {
 		for b.Loop() {
-			base.since(Content{Generation: first})
+			base.since(&Content{Generation: first})
 		}
 	})
 	b.Run("a service changed", func(b *testing.B) {
@@ -185,25 +185,25 @@ func BenchmarkBaseline(b *testing.B) {
 		one := services(1, 1)[rules.IPv4.Table(rules.Nat)].Chains
 		changed := append(append([]rules.Chain{}, one...), section.Chains[3:]...)
 		next := rules.Generation{rules.IPv4.Table(rules.Nat): {Chains: changed}}
-		base.since(Content{Generation: first})
+		base.since(&Content{Generation: first})
 		for b.Loop() {
-			if n := len(base.since(Content{Generation: next})); n != 3 {
+			if n := len(base.since(&Content{Generation: next})); n != 3 {
 				b.Fatal(n)
 			}
-			base.since(Content{Generation: first})
+			base.since(&Content{Generation: first})
 		}
 	})
 	b.Run("another memory", func(b *testing.B) {
 		for b.Loop() {
-			base.since(Content{Generation: first})
-			base.since(Content{Generation: other})
+			base.since(&Content{Generation: first})
+			base.since(&Content{Generation: other})
 		}
 	})
 	b.Run("everything changed", func(b *testing.B) {
 		next := services(5000, 5000)
 		for b.Loop() {
-			base.since(Content{Generation: first})
-			base.since(Content{Generation: next})
+			base.since(&Content{Generation: first})
+			base.since(&Content{Generation: next})
 		}
 	})
 }

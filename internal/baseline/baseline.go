@@ -53,7 +53,7 @@ func Of(stored reload.Baseline, err error) Known {
 		}
 		return Known{taken: true, Err: err}
 	}
-	base := newBase(stored)
+	base := newBase(&stored)
 	counts := api.Baseline{Rules: stored.Rules, Chains: stored.Chains, NativeTables: len(stored.Native)}
 	stored.Generation, stored.Native = nil, nil
 	return Known{taken: true, stored: stored, Base: base, counts: counts}
@@ -83,7 +83,7 @@ func (b *Known) Behind(edition int) bool {
 
 // Compare finds the differences between the content of an edition and the baseline. It keeps only
 // their counts.
-func (b *Known) Compare(edition int, now Content) {
+func (b *Known) Compare(edition int, now *Content) {
 	start := time.Now()
 	b.counts = count(b.counts, b.Base.since(now))
 	b.edition, b.comparedAt = edition, time.Now()
@@ -91,7 +91,7 @@ func (b *Known) Compare(edition int, now Content) {
 }
 
 // count replaces the counts of differences in c.
-func count(c api.Baseline, changes []change) api.Baseline {
+func count(c api.Baseline, changes []*change) api.Baseline {
 	c = api.Baseline{Rules: c.Rules, Chains: c.Chains, NativeTables: c.NativeTables}
 	for _, x := range changes {
 		switch {
@@ -227,11 +227,11 @@ func (b *Known) LogSet(log klog.Logger) {
 // List adds the parts of the content that differ to the reply of canaryd baseline, as long as
 // there is room; More counts the others. New native tables and built-in chains are first, then
 // parts that the baseline knows.
-func (b *Known) List(r *api.BaselineReply, now Content) {
+func (b *Known) List(r *api.BaselineReply, now *Content) {
 	if b.Base == nil {
 		return
 	}
-	rank := func(c change) int {
+	rank := func(c *change) int {
 		switch {
 		case c.base, c.kind == wholeTable:
 			return 0
@@ -242,28 +242,23 @@ func (b *Known) List(r *api.BaselineReply, now Content) {
 		}
 	}
 	changes := b.Base.since(now)
-	sorting.Stable(changes, func(a, b change) int { return rank(a) - rank(b) })
+	sorting.Stable(changes, func(a, b *change) int { return rank(a) - rank(b) })
 	left := flushes.Room{Lines: LinesQuoted, Bytes: bytesQuoted}
 	for i, c := range changes {
 		if i == chainsQuoted {
 			r.More = len(changes) - i
 			return
 		}
-		row := api.BaselineChange{Family: c.Family, Table: c.Name, Native: c.native, Kind: c.kind, Chain: c.name,
-			Known: c.known, Appeared: len(c.appeared), Gone: c.gone, Reordered: c.reordered}
-		switch {
-		case c.kind != wholeTable:
+		row := api.BaselineChange{Family: c.id.Family, Table: c.id.Name, Native: c.native, Kind: c.kind, Chain: c.name,
+			Known: c.known, Appeared: len(c.appeared) + c.rules, Gone: c.gone, Reordered: c.reordered, More: c.rules}
+		if c.kind != wholeTable {
 			w := flushes.DiffWriter{Room: flushes.Room{Lines: min(left.Lines, LinesQuoted/10), Bytes: min(left.Bytes, bytesQuoted/10)}}
-			flushes.AddAll(&w, "", c.appeared, func(i int) string { return c.list.words(i) })
+			flushes.AddAll(&w, "", c.appeared, c.list.words)
 			left.Lines -= len(w.Diff.Lines)
 			for _, line := range w.Diff.Lines {
 				left.Bytes -= len(line)
 			}
 			row.Rules, row.More = w.Diff.Lines, w.Diff.More
-		case c.known:
-			row.Gone = c.rules
-		default:
-			row.Appeared, row.More = c.rules, c.rules
 		}
 		r.Changes = append(r.Changes, row)
 	}

@@ -11,7 +11,7 @@ import (
 // of a core.
 func TestWhenToCompare(t *testing.T) {
 	made, compared := time.Unix(1e9, 0), time.Unix(1e9+60, 0)
-	base := newBase(reload.Baseline{})
+	base := newBase(&reload.Baseline{})
 	for _, test := range []struct {
 		name  string
 		known Known

@@ -1,37 +1,27 @@
 package baseline
 
 import (
-	"slices"
-
 	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/reload"
 )
 
-// With returns a baseline with the present content of a native table in place of its part.
-func With(b reload.Baseline, t *native.Table) reload.Baseline {
-	b.Native = append(slices.DeleteFunc(slices.Clone(b.Native), func(o reload.ConfirmedTable) bool { return o.Family.Table(o.Table) == t.ID }), confirm(t))
-	return b
+// Confirm returns the digests of a native table's parts, as a baseline keeps them.
+func Confirm(t *native.Table) map[string][]byte {
+	parts := map[string][]byte{}
+	native.NewListing(t).Each(func(e *native.Entry) { parts[e.Key()] = digests(e) })
+	return parts
 }
 
-// confirm returns a native table in the form in which a baseline keeps it.
-func confirm(t *native.Table) reload.ConfirmedTable {
-	c := reload.ConfirmedTable{Family: t.ID.Family, Table: t.ID.Name}
-	for e := range native.NewListing(t).All() {
-		p := reload.ConfirmedPart{Kind: e.Kind, Name: e.Name}
-		for i := range e.Len() {
-			d := e.Digest(i)
-			p.Digests = append(p.Digests, d[:reload.BaselineDigest]...)
-		}
-		c.Parts = append(c.Parts, p)
+// digests returns the digests of an entry, one after the other; not nil.
+func digests(e *native.Entry) []byte {
+	all := []byte{}
+	for i := range e.Len() {
+		d := e.Digest(i)
+		all = append(all, d[:reload.BaselineDigest]...)
 	}
-	return c
-}
-
-// of returns the confirmed part that an entry of a native table belongs to; nil if there is none.
-func (b *Base) of(t *native.Table, e native.Entry) *confirmed {
-	return b.tables[table{t.ID, true}][part{e.Kind, e.Name}]
+	return all
 }
 
 // LacksLost counts the lost rules of a native table that the Base lacks. Without a Base there are
@@ -47,46 +37,41 @@ func (b *Base) eachLacking(l flushes.LostTable, do func(chain string, rules int)
 	if b == nil {
 		return
 	}
-	left := map[string]native.Entry{}
+	// left has the digests of the chains that have changed.
+	left := map[string][]byte{}
 	if l.Now != nil {
-		for e := range native.NewListing(l.Now).All() {
-			if e.Kind == "" {
-				left[e.Name] = e
+		for _, c := range native.Diff(l.Want, l.Now) {
+			if c.Kind == nft.Chains && c.Lost > 0 {
+				left[c.Name] = nil
 			}
 		}
+		native.NewListing(l.Now).Each(func(e *native.Entry) {
+			if _, changed := left[e.Name]; changed && e.Kind == "" {
+				left[e.Name] = digests(e)
+			}
+		})
 	}
-	whole, known := 0, b.tables[table{l.Want.ID, true}] != nil
-	for e := range native.NewListing(l.Want).All() {
-		if e.Kind != "" {
-			continue
+	parts, known := b.tables[l.Want.ID.NFT()]
+	whole := 0
+	native.NewListing(l.Want).Each(func(e *native.Entry) {
+		still, changed := left[e.Name]
+		if e.Kind != "" || l.Now != nil && !changed {
+			return
 		}
-		lost := b.lost(entry{e}, left[e.Name])
-		if d := b.differs(b.of(l.Want, e), entry{e}, false); d != nil && known {
-			lost = slices.DeleteFunc(lost, func(i int) bool { _, lacks := slices.BinarySearch(d.appeared, i); return !lacks })
-			do(e.Name, len(lost))
-		} else if !known {
-			whole += len(lost)
+		lost := list{entry: e}
+		if len(still) > 0 {
+			d := b.compare(b.prints(still), &lost)
+			if lost.at = []int{}; d != nil {
+				lost.at = append(lost.at, d.appeared...)
+			}
 		}
-	}
+		if known {
+			do(e.Name, b.differs(parts[e.Key()], &lost, false).lacking())
+		} else {
+			whole += lost.len()
+		}
+	})
 	do("", whole)
-}
-
-// lost returns the places of a chain's rules that are not left. The zero Entry has none.
-func (b *Base) lost(was entry, left native.Entry) []int {
-	var prints []print
-	if left.Name != "" {
-		if is := (entry{left}); is.len() > 0 && is.memory() == was.memory() {
-			return nil
-		}
-		for i := range left.Len() {
-			d := entry{left}.text(b.seed, i)
-			prints = append(prints, print{d, d})
-		}
-	}
-	if d := b.compare(prints, was); d != nil {
-		return d.appeared
-	}
-	return nil
 }
 
 // Apart splits lines of a native table into those that the Base lacks, and the others. It counts
@@ -95,16 +80,16 @@ func (b *Base) Apart(t *native.Table, lines []native.Line) (lacking, others []na
 	if b == nil {
 		return nil, lines, 0
 	}
-	texts := map[string]int{}
-	for e := range native.NewListing(t).All() {
-		if d := b.differs(b.of(t, e), entry{e}, false); d != nil {
+	texts, parts := map[string]int{}, b.tables[t.ID.NFT()]
+	native.NewListing(t).Each(func(e *native.Entry) {
+		if d := b.differs(parts[e.Key()], &list{entry: e}, false); d != nil {
 			for _, i := range d.appeared {
 				texts[e.Text(i)]++
 			}
 		}
-	}
+	})
 	for _, l := range lines {
-		if texts[l.Text]--; texts[l.Text] < 0 || l.Kind == nft.Elements {
+		if texts[l.Text]--; texts[l.Text] < 0 {
 			others = append(others, l)
 			continue
 		}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"slices"
 	"strings"
 	"time"
 
@@ -46,9 +45,9 @@ func (d *Daemon) takeBaseline(ctx context.Context, st *state, read baseline.Know
 }
 
 // content returns everything that ought to be in force, for a comparison with the baseline.
-func (d *Daemon) content(st *state) baseline.Content {
+func (d *Daemon) content(st *state) *baseline.Content {
 	r := &st.native
-	now := baseline.Content{Generation: st.want(), Native: map[tableid.TableID]*native.Table{}, Unread: d.guardsNative() && !r.begun && !r.asleep}
+	now := &baseline.Content{Generation: st.want(), Native: map[tableid.TableID]*native.Table{}, Unread: d.guardsNative() && !r.begun && !r.asleep}
 	for id := range r.immune {
 		now.Native[id] = nil
 	}
@@ -124,13 +123,12 @@ func (d *Daemon) Baseline(ctx context.Context, r api.BaselineRequest) (api.Basel
 func (d *Daemon) confirmBaseline(ctx context.Context, ids string) (api.BaselineReply, error) {
 	d.confirming.Lock()
 	defer d.confirming.Unlock()
-	var c confirmation
+	c := confirmation{ids: map[string]*native.Table{}, named: map[string]bool{}}
 	err := d.askGuard(ctx, func(_ context.Context, st *state) error {
-		c.present = d.content(st)
-		if !st.allPlanted() || st.generation.captured.IsZero() || c.present.Unread {
+		c.present, c.captured = d.content(st), st.generation.captured
+		if !st.allPlanted() || c.captured.IsZero() || c.present.Unread {
 			return errors.New("canaryd has not read every table yet")
 		}
-		c.captured, c.ids = st.generation.captured, map[string]*native.Table{}
 		for id, t := range c.present.Native {
 			if t != nil {
 				c.ids[nativestore.IDOf(st.native.tables[id].digest)] = t
@@ -138,89 +136,93 @@ func (d *Daemon) confirmBaseline(ctx context.Context, ids string) (api.BaselineR
 		}
 		return nil
 	})
+	if err == nil {
+		if c.next, err = d.cfg.Store.LoadBaseline(); err != nil || c.next.Native == nil {
+			c.next.Native = map[string]map[string][]byte{} // there is none, or this one replaces it
+		}
+		if err = d.confirmAll(&c, ids); err == nil {
+			c.next.Confirmed = time.Now()
+			c.next, err = d.cfg.Store.SaveBaseline(c.next)
+		}
+	}
 	if err != nil {
 		return api.BaselineReply{}, err
 	}
-	next, err := d.confirmed(c, ids)
-	if err != nil {
-		return api.BaselineReply{}, err
-	}
-	next.Confirmed = time.Now()
-	if next, err = d.cfg.Store.SaveBaseline(next); err != nil {
-		return api.BaselineReply{}, err
-	}
-	known := baseline.Of(next, nil)
+	known := baseline.Of(c.next, nil)
 	return d.setBaseline(ctx, &known)
 }
 
-// A confirmation has the content that an operator may confirm.
+// A confirmation has the content that an operator may confirm, and the next baseline. Tables
+// without an ID that the operator names, and tables whose content is not known, keep their part of
+// the present baseline.
 type confirmation struct {
-	present  baseline.Content
+	present  *baseline.Content
 	captured time.Time                // when its generation was learned
 	ids      map[string]*native.Table // its native tables, by the IDs of their generations
+	next     reload.Baseline
+	named    map[string]bool // the tables that the operator has named, "" for iptables'
 }
 
-// confirmed returns the baseline that an operator confirms by these IDs. Tables without an ID
-// among them, and tables whose content is not known, keep their part of the present baseline.
-func (d *Daemon) confirmed(c confirmation, ids string) (reload.Baseline, error) {
-	next, err := d.cfg.Store.LoadBaseline()
-	if err != nil {
-		next = reload.Baseline{Generation: rules.Generation{}} // there is none, or this one replaces it
-	}
+// confirmAll puts the generations of these IDs into the next baseline, or everything if there are
+// none.
+func (d *Daemon) confirmAll(c *confirmation, ids string) error {
 	if ids == "" {
-		next.Captured, next.Generation = c.captured, c.present.Generation
-		next.Native = slices.DeleteFunc(next.Native, func(t reload.ConfirmedTable) bool {
-			_, exists := c.present.Native[t.Family.Table(t.Table)]
-			return !exists
-		})
-		for _, id := range slices.SortedFunc(maps.Keys(c.present.Native), tableid.TableID.Compare) {
-			if t := c.present.Native[id]; t != nil {
-				next = baseline.With(next, t)
+		c.next.Captured, c.next.Generation = c.captured, c.present.Generation
+		exists := map[string]bool{}
+		for id, t := range c.present.Native {
+			if exists[id.NFT()] = true; t != nil {
+				c.next.Native[id.NFT()] = baseline.Confirm(t)
 			}
 		}
-		return next, nil
+		maps.DeleteFunc(c.next.Native, func(table string, _ map[string][]byte) bool { return !exists[table] })
+		return nil
 	}
-	named := map[tableid.TableID]bool{}
-	for prefix := range strings.SplitSeq(ids, ",") {
+	if c.next.Generation == nil {
+		c.next.Generation = rules.Generation{}
+	}
+	for _, prefix := range strings.Split(ids, ",") {
 		id, err := d.fullID(prefix)
+		if err == nil {
+			err = d.confirmOne(c, id)
+		}
 		if err != nil {
-			return reload.Baseline{}, err
+			return err
 		}
-		var of tableid.TableID
-		t, err := d.nativeOf(c, id)
-		switch {
-		case err != nil:
-			return reload.Baseline{}, err
-		case t != nil:
-			of, next = t.ID, baseline.With(next, t)
-		case id == c.present.Generation.ID():
-			next.Captured, next.Generation = c.captured, c.present.Generation
-		default:
-			stored, _, err := d.cfg.Store.Show(id)
-			if errors.Is(err, reload.ErrNothingStored) {
-				return reload.Baseline{}, fmt.Errorf("%w: %s is not in force any more and is not stored; `canaryd baseline` shows the present ones", api.ErrNoGeneration, id)
-			}
-			if err != nil {
-				return reload.Baseline{}, err
-			}
-			next.Captured, next.Generation = stored.Captured, stored.Generation
-		}
-		if named[of] {
-			return reload.Baseline{}, fmt.Errorf("two of the generations %s are of the same tables", ids)
-		}
-		named[of] = true
 	}
-	return next, nil
+	return nil
 }
 
-// nativeOf returns the native table of a generation's ID, in force or stored; nil if the ID is of no
-// native table.
-func (d *Daemon) nativeOf(c confirmation, id string) (*native.Table, error) {
-	if t := c.ids[id]; t != nil {
-		return t, nil
-	}
+// confirmOne puts the generation of one ID, in force or stored, into the next baseline.
+func (d *Daemon) confirmOne(c *confirmation, id string) error {
+	name := ""
 	stored, _, err := d.nativeGeneration(id)
-	return stored.Table, err
+	t := stored.Table
+	if present := c.ids[id]; present != nil {
+		t, err = present, nil
+	}
+	switch {
+	case err != nil:
+		return err
+	case t != nil:
+		name = t.ID.NFT()
+		c.next.Native[name] = baseline.Confirm(t)
+	case id == c.present.Generation.ID():
+		c.next.Captured, c.next.Generation = c.captured, c.present.Generation
+	default:
+		stored, _, err := d.cfg.Store.Show(id)
+		if errors.Is(err, reload.ErrNothingStored) {
+			return fmt.Errorf("%w: %s is not in force any more and is not stored; `canaryd baseline` shows the present ones", api.ErrNoGeneration, id)
+		}
+		if err != nil {
+			return err
+		}
+		c.next.Captured, c.next.Generation = stored.Captured, stored.Generation
+	}
+	if c.named[name] {
+		return fmt.Errorf("generation %s is of the same tables as another one", id)
+	}
+	c.named[name] = true
+	return nil
 }
 
 // setBaseline has the loop compare with another baseline, unless next is nil, and returns the

@@ -392,8 +392,8 @@ func TestBaselineOfManyChanges(t *testing.T) {
 // A nativeCounts counts the differences of native tables from a baseline.
 type nativeCounts struct{ rules, parts, tables, goneRules, goneParts, goneTables int }
 
-// TestBaselineOfNativeTables: rules and declarations count, and elements, handles and counters do not.
-// A table that was never confirmed is one line, and so is a confirmed one that is gone.
+// TestBaselineOfNativeTables: rules and declarations count, and elements, handles and counters do
+// not. A table that was never confirmed is one line, and so is a confirmed table that is gone.
 func TestBaselineOfNativeTables(t *testing.T) {
 	withSet := func(name string, elements ...native.Element) func(*native.Table) {
 		return func(t *native.Table) { t.Sets = append(t.Sets, native.Set{Name: name, Elements: elements}) }
@@ -572,8 +572,8 @@ func TestConfirmNativeGenerations(t *testing.T) {
 	})
 }
 
-// TestBaselineBeforeNativeTablesAreRead: until the first read of native tables none of them counts as
-// gone, and nothing can be confirmed.
+// TestBaselineBeforeNativeTablesAreRead: until the first read of native tables none of them counts
+// as gone, and nothing can be confirmed.
 func TestBaselineBeforeNativeTablesAreRead(t *testing.T) {
 	dir := t.TempDir()
 	nativeNode(t, setup{store: openStore(t, dir, identity(iptables.NFT))}, func(t *testing.T, r *rig, k *fakeNative) {

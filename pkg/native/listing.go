@@ -2,7 +2,9 @@ package native
 
 import (
 	"fmt"
-	"iter"
+	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/pkg/nft"
 )
@@ -19,8 +21,8 @@ type Listing struct {
 // flowtable. Elements of named sets are no entry, because owners change them all the time. A set
 // or chain that belongs to a rule is part of that rule.
 type Entry struct {
-	// Kind is "" for the rules of a chain. Otherwise it is "base chain", "set", "flowtable" or the
-	// type of an object.
+	// Kind is "" for the rules of a chain. Otherwise it is "base chain", "set", "map", "flowtable"
+	// or the type of an object.
 	Kind string
 	Name string
 	Base bool // packets enter the chain at a hook
@@ -31,42 +33,58 @@ type Entry struct {
 // NewListing returns the listing of a table.
 func NewListing(t *Table) *Listing { return &Listing{t: t, contents: lazyContents(t)} }
 
-// All yields the entries in the table's order: chains, sets, objects, flowtables.
-func (l *Listing) All() iter.Seq[Entry] {
-	return func(yield func(Entry) bool) {
-		going := true
-		say := func(kind, name string, base bool, p part) {
-			p.name = name
-			going = going && yield(Entry{kind, name, base, p, l})
+// Each calls do for each entry, in the table's order: chains, sets, objects, flowtables. The entry
+// is valid during the call, and a copy of it afterwards.
+func (l *Listing) Each(do func(*Entry)) {
+	e := Entry{of: l}
+	say := func(kind, name string, p part) {
+		e.Kind, e.Name, e.part = kind, name, p
+		do(&e)
+	}
+	for i := range l.t.Chains {
+		c := &l.t.Chains[i]
+		if e.Base = c.Base; e.Base {
+			say("base chain", c.Name, part{chain: c})
 		}
-		for i := 0; i < len(l.t.Chains) && going; i++ {
-			c := &l.t.Chains[i]
-			if c.Bound {
-				continue
-			}
-			if c.Base {
-				say("base chain", c.Name, true, part{chain: c})
-			}
-			say("", c.Name, c.Base, part{chain: c})
+		if !c.Bound {
+			say("", c.Name, part{chain: c})
 		}
-		for i := 0; i < len(l.t.Sets) && going; i++ {
-			if s := &l.t.Sets[i]; !s.Anonymous() {
-				say(nft.Sets.String(), s.Name, false, part{set: s})
-			}
+	}
+	e.Base = false
+	for i := range l.t.Sets {
+		if s := &l.t.Sets[i]; !s.Anonymous() {
+			say(s.word(), s.Name, part{set: s})
 		}
-		for i := range l.t.Objects {
-			o := &l.t.Objects[i]
-			say(objectType(o.Type), o.Name, false, part{object: o})
-		}
-		for i := range l.t.Flowtables {
-			f := &l.t.Flowtables[i]
-			say(nft.Flowtables.String(), f.Name, false, part{flowtable: f})
-		}
+	}
+	for i := range l.t.Objects {
+		o := &l.t.Objects[i]
+		say(objectType(o.Type), o.Name, part{object: o})
+	}
+	for i := range l.t.Flowtables {
+		f := &l.t.Flowtables[i]
+		say(nft.Flowtables.String(), f.Name, part{flowtable: f})
 	}
 }
 
+// Key identifies the entry in its table: a chain's name or, of a declaration, its kind and name.
+func (e *Entry) Key() string {
+	if e.Kind == "" {
+		return e.Name
+	}
+	return e.Kind + "\x00" + e.Name
+}
+
+// CutKey returns the kind and the name of a Key.
+func CutKey(key string) (kind, name string) {
+	kind, name, declared := strings.Cut(key, "\x00")
+	if !declared {
+		return "", kind
+	}
+	return kind, name
+}
+
 // Len returns the number of rules of a chain, and 1 for a declaration.
-func (e Entry) Len() int {
+func (e *Entry) Len() int {
 	if e.Kind == "" {
 		return len(e.part.chain.Rules)
 	}
@@ -75,7 +93,7 @@ func (e Entry) Len() int {
 
 // Digest returns the digest of rule i, or of the declaration. It ignores handles and counted
 // values, and elements of named sets.
-func (e Entry) Digest(i int) Digest {
+func (e *Entry) Digest(i int) Digest {
 	if e.Kind == "" {
 		return e.of.contents.rule(e.part.chain.Rules[i])
 	}
@@ -84,7 +102,7 @@ func (e Entry) Digest(i int) Digest {
 
 // Memory returns the beginning of the entry's memory: while it and Len are the same, so is the
 // content. It is nil for an entry without content.
-func (e Entry) Memory() any {
+func (e *Entry) Memory() any {
 	attrs := e.part.attrs()
 	switch {
 	case e.Kind == "" && e.Len() > 0:
@@ -96,7 +114,7 @@ func (e Entry) Memory() any {
 }
 
 // Text returns rule i, or the declaration, in the words of Lines.
-func (e Entry) Text(i int) string {
+func (e *Entry) Text(i int) string {
 	l := e.of
 	if l.words == nil {
 		l.words = newWords(l.t)
@@ -105,6 +123,15 @@ func (e Entry) Text(i int) string {
 		return l.words.ruleLine(e.part.chain, i)
 	}
 	return l.words.declaration(e.part)
+}
+
+// word returns "map" for a set whose elements have values, and else "set".
+func (s *Set) word() string {
+	const objects = 0x40
+	if s.Flags&objects != 0 || has(s.Attrs, unix.NFTA_SET_DATA_TYPE) {
+		return "map"
+	}
+	return "set"
 }
 
 // newWords returns the words for the parts of a table.

@@ -36,11 +36,11 @@ const listingTable = `table inet t {
 // digests returns the digests of a table's entries, by kind, name and place.
 func digests(table *native.Table) map[string]native.Digest {
 	all := map[string]native.Digest{}
-	for e := range native.NewListing(table).All() {
+	native.NewListing(table).Each(func(e *native.Entry) {
 		for i := range e.Len() {
 			all[fmt.Sprint(strings.TrimSpace(e.Kind+" "+e.Name), " ", i)] = e.Digest(i)
 		}
-	}
+	})
 	return all
 }
 
@@ -82,7 +82,7 @@ func TestListing(t *testing.T) {
 			{"another type", "set ips { type ipv4_addr;", "set ips { type ipv4_addr; flags interval;", []string{"set ips 0"}},
 			{"a limit of a quota", "over 10 mbytes", "over 20 mbytes", []string{"quota most 0"}},
 			{"a verdict", "chain other { accept; }", "chain other { drop; }", []string{"other 0"}},
-			{"a map of addresses", "type ipv4_addr : verdict", "typeof ip saddr : verdict", []string{"set verdicts 0"}},
+			{"a map of addresses", "type ipv4_addr : verdict", "typeof ip saddr : verdict", []string{"map verdicts 0"}},
 		} {
 			now := read(strings.Replace(listingTable, test.old, test.replacement, 1))
 			var got []string
@@ -121,11 +121,14 @@ func TestListingOfEachStatement(t *testing.T) {
 					want = append(want, l.Text)
 				}
 			}
-			for e := range native.NewListing(table).All() {
+			native.NewListing(table).Each(func(e *native.Entry) {
 				for i := range e.Len() {
 					got = append(got, e.Text(i))
 				}
-			}
+				if kind, name := native.CutKey(e.Key()); kind != e.Kind || name != e.Name {
+					t.Errorf("the key %q is of %q %q", e.Key(), kind, name)
+				}
+			})
 			slices.Sort(want)
 			slices.Sort(got)
 			if d := cmp.Diff(want, got); d != "" {

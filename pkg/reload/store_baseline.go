@@ -9,7 +9,6 @@ import (
 
 	"github.com/canaryd/canaryd/internal/private"
 	"github.com/canaryd/canaryd/pkg/rules"
-	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // baselineFormat is the format of the baseline's file. It is separate, because that file survives a
@@ -27,26 +26,14 @@ type Baseline struct {
 	Rules      int              `json:"rules"`    // of the generation, jumps included
 	Chains     int              `json:"chains"`
 	Generation rules.Generation `json:"generation"`
-	Native     []ConfirmedTable `json:"native,omitempty"`
+	// Native has digests by table, such as "ip kube-proxy", and by part: see native.Entry.Key.
+	Native map[string]map[string][]byte `json:"native,omitempty"`
 	// Sum is the file's checksum; "" in a value.
 	Sum string `json:"sum,omitempty"`
 }
 
-// A ConfirmedTable is a native table in a Baseline. It has digests in place of rules.
-type ConfirmedTable struct {
-	Family tableid.Family  `json:"family"`
-	Table  string          `json:"table"`
-	Parts  []ConfirmedPart `json:"parts"`
-}
-
-// A ConfirmedPart has the rules of a chain, or one declaration: see native.Entry.
-type ConfirmedPart struct {
-	Kind    string `json:"kind,omitempty"`
-	Name    string `json:"name"`
-	Digests []byte `json:"digests,omitempty"` // one after the other
-}
-
-// BaselineDigest is the size of one of the Digests: no process can find two rules with one digest.
+// BaselineDigest is the size of one digest of a native table's part: no process can find two rules
+// with one digest.
 const BaselineDigest = 16
 
 func (s *Store) baselinePath() string { return filepath.Join(s.dir, "baseline.json") }
@@ -93,10 +80,10 @@ func readBaseline(path string) (Baseline, error) {
 	if got := b.Generation.ID(); got != b.ID {
 		return Baseline{}, fmt.Errorf("%s is corrupt: it names generation %s, and its content is %s", path, b.ID, got)
 	}
-	for _, t := range b.Native {
-		for _, p := range t.Parts {
-			if len(p.Digests)%BaselineDigest != 0 {
-				return Baseline{}, fmt.Errorf("%s is corrupt: a digest of %s has another size", path, p.Name)
+	for table, parts := range b.Native {
+		for _, digests := range parts {
+			if len(digests)%BaselineDigest != 0 {
+				return Baseline{}, fmt.Errorf("%s is corrupt: a digest of table %s has another size", path, table)
 			}
 		}
 	}

@@ -14,7 +14,6 @@ import (
 	"github.com/canaryd/canaryd/internal/private"
 	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/pkg/rules"
-	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // TestBaselineOnDisk: a baseline can be read back anywhere and at any time, until it is forgotten.
@@ -53,14 +52,11 @@ func TestBaselineOnDisk(t *testing.T) {
 	}
 }
 
-// confirmedTables are native tables of several families in a baseline.
-func confirmedTables() []ConfirmedTable {
-	return []ConfirmedTable{
-		{Family: v4, Table: "kube-proxy", Parts: []ConfirmedPart{
-			{Kind: "base chain", Name: "nat-prerouting", Digests: make([]byte, BaselineDigest)},
-			{Name: "services", Digests: make([]byte, 3*BaselineDigest)}, {Name: "empty"},
-		}},
-		{Family: tableid.Netdev, Table: "a table\n"},
+// confirmedTables are native tables in a baseline.
+func confirmedTables() map[string]map[string][]byte {
+	return map[string]map[string][]byte{
+		"ip kube-proxy":    {"base chain\x00nat-prerouting": make([]byte, BaselineDigest), "services": make([]byte, 3*BaselineDigest), "empty": {}},
+		"netdev a table\n": {},
 	}
 }
 
@@ -108,10 +104,10 @@ func TestBaselineThatIsNotBelieved(t *testing.T) {
 			return os.WriteFile(path, summed(strings.Replace(text, "-j RETURN", "-j ACCEPT", 1)), 0o600)
 		}, "corrupt"},
 		{"with another digest of a native rule", func(path, text string) error {
-			return os.WriteFile(path, []byte(strings.Replace(text, `"digests":"A`, `"digests":"B`, 1)), 0o600)
+			return os.WriteFile(path, []byte(strings.Replace(text, `"services":"A`, `"services":"B`, 1)), 0o600)
 		}, "its sum is another"},
 		{"with a piece of a digest", func(path, text string) error {
-			return os.WriteFile(path, summed(strings.Replace(text, `"digests":"AAAA`, `"digests":"`, 1)), 0o600)
+			return os.WriteFile(path, summed(strings.Replace(text, `"services":"AAAA`, `"services":"`, 1)), 0o600)
 		}, "has another size"},
 		{"of an older format", func(path, text string) error {
 			return os.WriteFile(path, summed(strings.Replace(text, `"format":3`, `"format":0`, 1)), 0o600)

@@ -9,8 +9,8 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 )
 
-// TestNativeBaseline: a rule that another process adds to kube-proxy's native table appears since the
-// baseline, and elements do not. After a flush the rule is back, and the record names it as not
+// TestNativeBaseline: a rule that another process adds to kube-proxy's native table appears since
+// the baseline, and elements do not. After a flush the rule is back, and the record names it as not
 // confirmed. That holds over a restart, until the shown generations are confirmed.
 func TestNativeBaseline(t *testing.T) {
 	onNative(t, func(n *nodetest.Node) {
