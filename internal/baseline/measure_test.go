@@ -56,6 +56,7 @@ func TestMeasureNative(t *testing.T) {
 		}
 		heap := func() uint64 {
 			runtime.GC()
+			runtime.GC() // pools keep memory for one more
 			var memory runtime.MemStats
 			runtime.ReadMemStats(&memory)
 			return memory.HeapAlloc >> 10
@@ -79,6 +80,8 @@ func TestMeasureNative(t *testing.T) {
 		again := timed(func() { base.since(now) })
 		t.Logf("MEASURE confirm %v; compare %v, again %v; %d KB on disk, %d KB of heap", confirms, first, again, len(disk)>>10, heap()-before)
 		runtime.KeepAlive(base)
+		runtime.KeepAlive(b)
+		runtime.KeepAlive(disk)
 		runtime.KeepAlive(seen)
 	})
 }
