@@ -15,10 +15,10 @@ import (
 
 const aboutBaseline = `canaryd learns all rules of protected chains, whichever process wrote them, and puts them back after
 a flush. This command lists the rules that canaryd learned since the last confirmation, chain by
-chain, jumps first. --confirm makes the present rules the baseline. With --generation it confirms
-only the listed rules, and no rule that a process added meanwhile. The baseline survives restarts.
-No verdict and no replay depends on it. It has rules of iptables' tables only: canaryd compares no
-native table.
+chain, jumps first. A native table that was never confirmed is one line. --confirm makes the present
+rules the baseline. With --generation it confirms only the listed rules, and no rule that a process
+added meanwhile. The baseline survives restarts. No verdict and no replay depends on it. It has no
+elements of native tables' sets: their owners change these all the time.
 Exit code: 0 no rule appeared or no baseline, 1 rules appeared, 2 baseline unusable or trouble.
 `
 
@@ -45,7 +45,7 @@ func runBaseline(ctx context.Context, o *options, to streams) (int, error) {
 	switch b := reply.Baseline; {
 	case b != nil && b.Error != "":
 		return exitError, cmp.Or(err, fmt.Errorf("the baseline is unusable: %s", b.Error))
-	case b != nil && b.AppearedRules > 0 && !o.confirm:
+	case b != nil && b.Appeared() && !o.confirm:
 		return exitNo, err
 	default:
 		return exitOK, err
@@ -54,14 +54,15 @@ func runBaseline(ctx context.Context, o *options, to streams) (int, error) {
 
 // baselineText returns the answer for people: counts first, then rules.
 func baselineText(o *options, r api.BaselineReply) string {
-	present := fmt.Sprintf("generation %s, %s in %s", r.Present.ID, count(r.Present.Rules, "rule"), count(r.Present.Chains, "chain"))
+	present := fmt.Sprintf("generation %s, %s", r.Present.ID, contentText(r.Present.Rules, r.Present.Chains, r.NativeTables))
+	confirm := "canaryd baseline --confirm --generation " + cmp.Or(strings.Join(r.Generations, ","), r.Present.ID)
 	switch b := r.Baseline; {
 	case o.forget && r.Replaced == nil:
 		return "there was no baseline\n"
 	case o.forget:
 		return "the " + baselineName(*r.Replaced) + " is forgotten\n"
 	case b == nil:
-		return fmt.Sprintf("no baseline is confirmed\nguarded now: %s\n%sto confirm it: canaryd baseline --confirm --generation %s\n", present, notCompared(r), r.Present.ID)
+		return fmt.Sprintf("no baseline is confirmed\nguarded now: %s\nto confirm it: %s\n", present, confirm)
 	case b.Error != "":
 		return "to replace it: canaryd baseline --confirm; to remove it: canaryd baseline --forget\n"
 	}
@@ -70,29 +71,30 @@ func baselineText(o *options, r api.BaselineReply) string {
 	if o.confirm {
 		text.WriteString("confirmed: ")
 	}
-	fmt.Fprintf(&text, "%s: %s in %s\n", baselineName(b.BaselineName), count(b.Rules, "rule"), count(b.Chains, "chain"))
+	fmt.Fprintf(&text, "%s: %s\n", baselineName(b.BaselineName), contentText(b.Rules, b.Chains, b.NativeTables))
 	if o.confirm && r.Replaced != nil {
 		fmt.Fprintf(&text, "it takes the place of the %s\n", baselineName(*r.Replaced))
 	}
-	fmt.Fprintf(&text, "guarded now: %s; %s\n%s", present, sinceText(*b), notCompared(r))
+	fmt.Fprintf(&text, "guarded now: %s; %s\n", present, sinceText(*b))
 	if len(r.Changes) == 0 {
 		return text.String()
 	}
 	writeChanges(&text, r)
-	fmt.Fprintf(&text, "\nto confirm these rules: canaryd baseline --confirm --generation %s\n", r.Present.ID)
+	fmt.Fprintf(&text, "\nto confirm these rules: %s\n", confirm)
 	return text.String()
 }
 
-// notCompared says that the baseline has no rules of native tables; "" if none is guarded.
-func notCompared(r api.BaselineReply) string {
-	if r.NativeTables == 0 {
-		return ""
+// contentText counts the rules and chains of a generation, and native tables if there are any.
+func contentText(rules, chains, natives int) string {
+	text := count(rules, "rule") + " in " + count(chains, "chain")
+	if natives > 0 {
+		text += ", and " + count(natives, "native table")
 	}
-	return fmt.Sprintf("NOT compared: %s; a baseline has rules of iptables' tables only\n", count(r.NativeTables, "native table"))
+	return text
 }
 
-// writeChanges writes the chains that differ from the baseline, and then the rules that
-// appeared, a few of each chain.
+// writeChanges writes the parts that differ from the baseline, and then the rules that
+// appeared, a few of each part.
 func writeChanges(text *strings.Builder, r api.BaselineReply) {
 	rows := [][]string{{"FAMILY", "TABLE", "CHAIN", "APPEARED", "GONE"}}
 	for _, c := range r.Changes[:min(len(r.Changes), shownChains)] {
@@ -100,20 +102,22 @@ func writeChanges(text *strings.Builder, r api.BaselineReply) {
 		if c.Reordered {
 			gone += ", and another order"
 		}
-		rows = append(rows, []string{c.Family.String(), string(c.Table), plain(c.Chain), strconv.Itoa(c.Appeared), gone})
+		family, table, _ := strings.Cut(c.Name(), " ")
+		rows = append(rows, []string{family, table, partText(c), strconv.Itoa(c.Appeared), gone})
 	}
 	text.WriteByte('\n')
 	writeTable(text, rows)
 	if more := len(r.Changes) + r.More - (len(rows) - 1); more > 0 {
 		fmt.Fprintf(text, "and %s\n", count(more, "more chain"))
 	}
+	appeared := r.Baseline.AppearedRules + r.Baseline.AppearedParts
 	shown, place := 0, ""
 	for _, c := range r.Changes {
 		for i, line := range c.Rules {
 			if shown == shownRules || i == shownRules/10 {
 				break
 			}
-			if at := fmt.Sprintf("\n@@ %s %s @@\n", c.Family, c.Table); at != place {
+			if at := fmt.Sprintf("\n@@ %s @@\n", c.Name()); at != place {
 				place = at
 				text.WriteString(at)
 			}
@@ -121,9 +125,20 @@ func writeChanges(text *strings.Builder, r api.BaselineReply) {
 			fmt.Fprintf(text, "+%s\n", plain(line))
 		}
 	}
-	if more := r.Baseline.AppearedRules - shown; more > 0 {
+	if more := appeared - shown; more > 0 {
 		fmt.Fprintf(text, "@@ %s: canaryd baseline -o json has them, %d of a chain at most @@\n", count(more, "more rule"), 500)
 	}
+}
+
+// partText names a chain, or another part of a native table with its kind.
+func partText(c api.BaselineChange) string {
+	switch c.Kind {
+	case "":
+		return plain(c.Chain)
+	case "table":
+		return "the whole table"
+	}
+	return c.Kind + " " + plain(c.Chain)
 }
 
 // baselineName names a baseline by the time at which it was confirmed and its generation.
@@ -140,9 +155,16 @@ func sinceText(b api.Baseline) string {
 	if b.AppearedRules > 0 {
 		words = append(words, fmt.Sprintf("%s appeared since in %s", count(b.AppearedRules, "rule"), count(b.AppearedChains, "chain")))
 	}
-	if b.GoneRules > 0 {
-		words = append(words, count(b.GoneRules, "rule")+" gone")
+	say := func(n int, what, how string) {
+		if n > 0 {
+			words = append(words, count(n, what)+" "+how)
+		}
 	}
+	say(b.AppearedParts, "other part", "of native tables appeared")
+	say(b.AppearedTables, "native table", "never confirmed")
+	say(b.GoneRules, "rule", "gone")
+	say(b.GoneParts, "other part", "gone")
+	say(b.GoneTables, "native table", "gone")
 	if b.ReorderedChains > 0 {
 		words = append(words, "another order in "+count(b.ReorderedChains, "chain"))
 	}
@@ -160,16 +182,13 @@ func baselineLine(s api.Status) string {
 		return ""
 	}
 	line := fmt.Sprintf("%s: %s", baselineName(b.BaselineName), sinceText(*b))
-	if len(s.Native) > 0 {
-		line += " (native tables are not compared)"
-	}
 	if b.Reading {
 		line = "the confirmed baseline is being read"
 	}
 	if b.Error != "" {
 		line = "the confirmed baseline is UNUSABLE: " + plain(oneLine(b.Error))
 	}
-	if b.Error != "" || b.AppearedRules+b.GoneRules+b.ReorderedChains > 0 {
+	if b.Error != "" || b.Differs() {
 		line += ": canaryd baseline"
 	}
 	return line + "\n"
@@ -183,7 +202,7 @@ func notInBaselineText(f api.Flush) string {
 		return ""
 	}
 	these := "these rules"
-	if len(f.Native) > 0 {
+	if len(f.Native) > 0 && !n.Native {
 		these = "these rules of iptables' tables"
 	}
 	name := fmt.Sprintf("the baseline that was confirmed at %s (generation %s)", n.Confirmed.UTC().Format(time.RFC3339), n.Generation)
@@ -192,7 +211,7 @@ func notInBaselineText(f api.Flush) string {
 	}
 	var words []string
 	for _, c := range n.Chains {
-		words = append(words, fmt.Sprintf("%s %s %s %d", c.Family, c.Table, plain(c.Chain), c.Rules))
+		words = append(words, strings.TrimRight(c.Name()+" "+plain(c.Chain), " ")+" "+strconv.Itoa(c.Rules))
 	}
 	if n.More > 0 {
 		words = append(words, count(n.More, "more chain"))

@@ -13,6 +13,7 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/control"
 	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // A confirmer answers requests about the baseline, and notes them.
@@ -43,6 +44,13 @@ func appeared() api.BaselineReply {
 		},
 		More: 3,
 	}
+	r.Baseline.NativeTables, r.NativeTables, r.Generations = 2, 2, []string{"ba9876543210", "00112233aabb", "44556677ccdd"}
+	r.Baseline.AppearedParts, r.Baseline.AppearedTables, r.Baseline.GoneTables = 1, 1, 1
+	r.Changes = append(r.Changes,
+		api.BaselineChange{Family: rules.IPv4, Table: "kube-proxy", Native: true, Chain: "nat-prerouting", Known: true, Appeared: 1, Rules: []string{"rule nat-prerouting jump evil"}},
+		api.BaselineChange{Family: rules.IPv4, Table: "kube-proxy", Native: true, Kind: "set", Chain: "evil-ips", Appeared: 1, Rules: []string{"set evil-ips { type ipv4_addr; }"}},
+		api.BaselineChange{Family: tableid.Inet, Table: "ev\x1bil", Native: true, Kind: "table", Appeared: 9, More: 9},
+		api.BaselineChange{Family: tableid.IPv6, Table: "docker-bridges", Native: true, Kind: "table", Known: true, Gone: 4})
 	for range 500 {
 		r.Changes[2].Rules = append(r.Changes[2].Rules, "-A KUBE-FILLED -j ACCEPT")
 	}
@@ -58,7 +66,12 @@ func TestBaselineTexts(t *testing.T) {
 	same := none
 	same.Baseline = &api.Baseline{BaselineName: confirmedAt(), Rules: 460, Chains: 147}
 	native := same
-	native.NativeTables = 2
+	native.NativeTables, native.Generations = 2, []string{"ba9876543210", "00112233aabb", "44556677ccdd"}
+	nativeNone := native
+	nativeNone.Baseline = nil
+	nativeTable := native
+	nativeTable.Baseline = &api.Baseline{BaselineName: confirmedAt(), Rules: 460, Chains: 147, NativeTables: 1, AppearedTables: 1}
+	nativeTable.Changes = []api.BaselineChange{{Family: rules.IPv4, Table: "kube-proxy", Native: true, Kind: "table", Appeared: 189, More: 189}}
 	replaced := same
 	name := confirmedAt()
 	replaced.Replaced = &name
@@ -74,6 +87,8 @@ func TestBaselineTexts(t *testing.T) {
 		{"none", nil, none, exitOK, api.BaselineRequest{}},
 		{"same", nil, same, exitOK, api.BaselineRequest{}},
 		{"native", nil, native, exitOK, api.BaselineRequest{}},
+		{"native-none", nil, nativeNone, exitOK, api.BaselineRequest{}},
+		{"native-table", nil, nativeTable, exitNo, api.BaselineRequest{}},
 		{"appeared", nil, appeared(), exitNo, api.BaselineRequest{}},
 		{"broken", nil, broken, exitError, api.BaselineRequest{}},
 		{"confirmed", []string{"--confirm"}, same, exitOK, api.BaselineRequest{Confirm: true}},
@@ -106,10 +121,11 @@ func TestBaselineTexts(t *testing.T) {
 func TestStatusOfABaseline(t *testing.T) {
 	for name, b := range map[string]*api.Baseline{
 		"": nil,
-		"baseline of 2026-11-20 10:00 UTC, generation 0123456789ab: no rule appeared since\n":                                                                     {BaselineName: confirmedAt()},
-		"baseline of 2026-11-20 10:00 UTC, generation 0123456789ab: 12 rules appeared since in 3 chains: canaryd baseline\n":                                      {BaselineName: confirmedAt(), AppearedRules: 12, AppearedChains: 3},
-		"baseline of 2026-11-20 10:00 UTC, generation 0123456789ab: 1 rule appeared since in 1 chain, 2 rules gone, another order in 1 chain: canaryd baseline\n": {BaselineName: confirmedAt(), AppearedRules: 1, AppearedChains: 1, GoneRules: 2, ReorderedChains: 1},
-		"the confirmed baseline is UNUSABLE: baseline.json is corrupt:\\x1b: canaryd baseline\n":                                                                  {BaselineName: api.BaselineName{Error: "baseline.json is corrupt:\x1b"}},
+		"baseline of 2026-11-20 10:00 UTC, generation 0123456789ab: no rule appeared since\n":                                                                                                              {BaselineName: confirmedAt()},
+		"baseline of 2026-11-20 10:00 UTC, generation 0123456789ab: 12 rules appeared since in 3 chains: canaryd baseline\n":                                                                               {BaselineName: confirmedAt(), AppearedRules: 12, AppearedChains: 3},
+		"baseline of 2026-11-20 10:00 UTC, generation 0123456789ab: 1 rule appeared since in 1 chain, 2 rules gone, another order in 1 chain: canaryd baseline\n":                                          {BaselineName: confirmedAt(), AppearedRules: 1, AppearedChains: 1, GoneRules: 2, ReorderedChains: 1},
+		"the confirmed baseline is UNUSABLE: baseline.json is corrupt:\\x1b: canaryd baseline\n":                                                                                                           {BaselineName: api.BaselineName{Error: "baseline.json is corrupt:\x1b"}},
+		"baseline of 2026-11-20 10:00 UTC, generation 0123456789ab: 2 other parts of native tables appeared, 1 native table never confirmed, 3 other parts gone, 2 native tables gone: canaryd baseline\n": {BaselineName: confirmedAt(), AppearedParts: 2, AppearedTables: 1, GoneParts: 3, GoneTables: 2},
 		"the confirmed baseline is being read\n": {BaselineName: api.BaselineName{Reading: true}},
 	} {
 		s := status()
@@ -124,21 +140,14 @@ func TestStatusOfABaseline(t *testing.T) {
 	}
 }
 
-// TestBaselineNextToNativeTables: status and flush records say that the baseline has none of their
-// rules.
-func TestBaselineNextToNativeTables(t *testing.T) {
-	s := status()
-	s.Baseline, s.Native = &api.Baseline{BaselineName: confirmedAt()}, []api.NativeTable{{Table: "ip kube-proxy", Verdict: "intact"}}
-	var out bytes.Buffer
-	if err := printStatus(&out, "table", s); err != nil {
-		t.Fatal(err)
-	}
-	f := s.Flushes[0]
-	f.NotInBaseline, f.Native = &api.NotInBaseline{BaselineName: confirmedAt()}, []api.NativeLoss{{Table: "ip kube-proxy"}}
-	out.WriteString(flushText(api.FlushReply{Flush: f}))
-	for _, want := range []string{"no rule appeared since (native tables are not compared)", "all of these rules of iptables' tables are in the baseline"} {
-		if !strings.Contains(out.String(), want) {
-			t.Errorf("want %q in\n%s", want, out.String())
+// TestOldRecordBesideNativeTables: an older canaryd compared iptables' tables only, and its record
+// claims no more.
+func TestOldRecordBesideNativeTables(t *testing.T) {
+	f := status().Flushes[0]
+	for want, compared := range map[string]bool{"all of these rules of iptables' tables are in the baseline": false, "all of these rules are in the baseline": true} {
+		f.NotInBaseline, f.Native = &api.NotInBaseline{BaselineName: confirmedAt(), Native: compared}, []api.NativeLoss{{Table: "ip kube-proxy"}}
+		if text := flushText(api.FlushReply{Flush: f}); !strings.Contains(text, want) {
+			t.Errorf("want %q in\n%s", want, text)
 		}
 	}
 }
@@ -150,6 +159,10 @@ func TestFlushNotInBaseline(t *testing.T) {
 		"all of these rules are in the baseline that was confirmed at 2026-11-20T10:00:00Z (generation 0123456789ab)\n": {BaselineName: confirmedAt()},
 		"of these, 4 rules are not in the baseline that was confirmed at 2026-11-20T10:00:00Z (generation 0123456789ab): ipv4 filter KUBE-FORWARD 3, 2 more chains\n": {
 			BaselineName: confirmedAt(), Rules: 4, Chains: []api.ChainName{{Family: rules.IPv4, Table: rules.Filter, Chain: "KUBE-FORWARD", Rules: 3}}, More: 2,
+		},
+		"of these, 10 rules are not in the baseline that was confirmed at 2026-11-20T10:00:00Z (generation 0123456789ab): ip kube-proxy services 1, inet evil 9\n": {
+			BaselineName: confirmedAt(), Rules: 10, Native: true, Chains: []api.ChainName{
+				{Family: rules.IPv4, Table: "kube-proxy", Native: true, Chain: "services", Rules: 1}, {Family: tableid.Inet, Table: "evil", Native: true, Rules: 9}},
 		},
 	} {
 		f := status().Flushes[0]
@@ -167,6 +180,7 @@ func TestPreviewMarks(t *testing.T) {
 	reply := api.RestoreReply{Generation: "0123456789ab", Changes: changes(), Baseline: &name}
 	reply.Changes[0].Lines, reply.Changes[0].NewLines, reply.Changes[0].NotInBaseline = []string{"+-A KUBE-SVC-A -j ACCEPT", "--A KUBE-SVC-A -j RETURN"}, 1, 1
 	reply.Changes[1].Lines = []string{"+-A INPUT -j KUBE-FIREWALL"}
+	reply.Native = []api.NativeRestored{{Family: "ip", Table: "ip kube-proxy", Chains: 2, Rules: 3, NotInBaseline: 1}}
 	var out bytes.Buffer
 	if err := printPreview(&out, "table", reply); err != nil {
 		t.Error(err)

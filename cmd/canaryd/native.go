@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/baseline"
 	"github.com/canaryd/canaryd/internal/daemon"
 	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/pkg/canary"
@@ -57,13 +58,13 @@ func (o *options) guardNative(kernel *iptables.Kernel) (nativeGuard, error) {
 }
 
 // restoreNative puts back lost native tables that the last daemon stored, for a restore without
-// a daemon. With dry it only lists them.
-func (b bench) restoreNative(dry bool) ([]api.NativeRestored, error) {
+// a daemon. With dry it only lists them, with the rules that base lacks.
+func (b bench) restoreNative(dry bool, base *baseline.Base) ([]api.NativeRestored, error) {
 	if !b.o.selector.Native() {
 		return nil, nil
 	}
 	return withNative(b, func(kernel daemon.NativeKernel, store *nativestore.Store) ([]api.NativeRestored, error) {
-		return store.RestoreStored(kernel, b.o.selector.ProtectsTable, dry)
+		return store.RestoreStored(kernel, b.o.selector.ProtectsTable, dry, base)
 	})
 }
 
@@ -83,13 +84,13 @@ func (b bench) checkNative() []api.NativeTable {
 }
 
 // returnNative restores a stored generation of a native table. found is false if no generation
-// has that ID.
-func (b bench) returnNative(ctx context.Context, r api.RestoreRequest) (reply api.RestoreReply, found bool, err error) {
+// has that ID. A preview marks the rules that base lacks.
+func (b bench) returnNative(ctx context.Context, r api.RestoreRequest, base *baseline.Base) (reply api.RestoreReply, found bool, err error) {
 	if r.Generation == "" {
 		return api.RestoreReply{}, false, nil
 	}
 	reply, err = withNative(b, func(kernel daemon.NativeKernel, store *nativestore.Store) (reply api.RestoreReply, err error) {
-		reply, found, err = store.RestoreGeneration(ctx, kernel, b.o.selector.ProtectsTable, r)
+		reply, found, err = store.RestoreGeneration(ctx, kernel, b.o.selector.ProtectsTable, r, base)
 		return reply, err
 	})
 	if err == nil && found && !r.DryRun && reply.Refused == "" && reply.Proved() { // like the daemon, it decides about the broken file

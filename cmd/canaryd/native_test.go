@@ -85,7 +85,7 @@ func TestNativeLossWithoutCounts(t *testing.T) {
 		t.Errorf("the record says\n%s", text)
 	}
 	var out bytes.Buffer
-	writeRestored(&out, []api.NativeRestored{{Table: "inet blocklist", Unread: true, Outcome: reload.Skipped}}, "CONTENT")
+	writeRestored(&out, []api.NativeRestored{{Table: "inet blocklist", Unread: true, Outcome: reload.Skipped}}, "CONTENT", false)
 	if text := out.String(); !strings.Contains(text, "  -  ") || strings.Contains(text, "0 rules") {
 		t.Errorf("the reply says\n%s", text)
 	}

@@ -138,7 +138,7 @@ func (o *options) flagSet(cmd command) *pflag.FlagSet {
 		all.Lookup("yes").Usage = "drill for real without a question"
 	}
 	if cmd.name == "baseline" {
-		all.Lookup("generation").Usage = "`ID` of the generation that --confirm takes: the present one, or a stored one"
+		all.Lookup("generation").Usage = "`ID`s of the generations that --confirm takes, present or stored, with commas between them"
 	}
 	flags := pflag.NewFlagSet(cmd.name, pflag.ContinueOnError)
 	flags.SortFlags = false

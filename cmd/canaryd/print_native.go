@@ -105,12 +105,16 @@ func writeNativeStored(w io.Writer, s api.Status) {
 }
 
 // writeRestored describes the results of a restore for requested native tables, below
-// everything else. what is the heading of their content.
-func writeRestored(w io.Writer, tables []api.NativeRestored, what string) {
+// everything else. what is the heading of their content. marked: it counts the rules that the
+// baseline lacks.
+func writeRestored(w io.Writer, tables []api.NativeRestored, what string, marked bool) {
 	if len(tables) == 0 {
 		return
 	}
 	rows := [][]string{{"NATIVE TABLE", what, "OUTCOME"}}
+	if marked {
+		rows[0] = append(rows[0], notInBaseline)
+	}
 	for _, t := range tables {
 		content := "-"
 		if !t.Unread {
@@ -120,7 +124,11 @@ func writeRestored(w io.Writer, tables []api.NativeRestored, what string) {
 		if t.Detail != "" {
 			outcome += ": " + plain(oneLine(t.Detail))
 		}
-		rows = append(rows, []string{api.TableCell(t.Table), content, outcome})
+		row := []string{api.TableCell(t.Table), content, outcome}
+		if marked {
+			row = append(row, count(t.NotInBaseline, "rule"))
+		}
+		rows = append(rows, row)
 	}
 	fmt.Fprintln(w)
 	writeTable(w, rows)

@@ -10,11 +10,11 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/baseline"
 	"github.com/canaryd/canaryd/internal/control"
 	"github.com/canaryd/canaryd/internal/here"
 	"github.com/canaryd/canaryd/internal/onrequest"
 	"github.com/canaryd/canaryd/pkg/reload"
-	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // A restorer carries out a request to restore: the daemon, or this process without one.
@@ -75,7 +75,9 @@ func (o *options) refusal(reply api.RestoreReply) error {
 // restore replays a stored generation without a daemon, and saves the marks that it planted. It
 // has the form of the daemon's answer, for restoreBy.
 func (b bench) restore(ctx context.Context, r api.RestoreRequest) (api.RestoreReply, error) {
-	if reply, found, err := b.returnNative(ctx, r); found || err != nil {
+	base, name := b.baseline()
+	if reply, found, err := b.returnNative(ctx, r, base); found || err != nil {
+		reply.Baseline = name
 		return reply, err
 	}
 	state, stored, err := b.store.LoadState()
@@ -94,12 +96,11 @@ func (b bench) restore(ctx context.Context, r api.RestoreRequest) (api.RestoreRe
 	if job.Sets, err = b.store.LoadSets(); err != nil {
 		return api.RestoreReply{}, err
 	}
-	base, name := b.baseline()
 	reply, result, err := onrequest.Restore(ctx, b.replayer(), r.Generation != "", job, r, base)
 	reply.Baseline = name
 	if err == nil && reply.Refused == "" && r.Generation == "" { // generations have iptables' rules only
 		var failed error
-		if reply.Native, failed = b.restoreNative(r.DryRun); failed != nil { // the result for iptables' tables is reported anyway
+		if reply.Native, failed = b.restoreNative(r.DryRun, base); failed != nil { // the result for iptables' tables is reported anyway
 			reply.Native = append(reply.Native, api.NativeRestored{Table: "native tables", Outcome: reload.Failed, Detail: failed.Error()})
 		}
 	}
@@ -132,16 +133,9 @@ func (b bench) dropUnread(decided func(reload.Unread) bool) error {
 
 // baseline returns the confirmed baseline and its name; both are nil without one. If its file
 // is unusable, the name has the error, and the reply says that no rule is marked.
-func (b bench) baseline() (*rules.Baseline, *api.BaselineName) {
-	stored, err := b.store.LoadBaseline()
-	switch {
-	case errors.Is(err, reload.ErrNothingStored):
-		return nil, nil
-	case err != nil:
-		return nil, &api.BaselineName{Error: err.Error()}
-	default:
-		return rules.NewBaseline(stored.Generation), &api.BaselineName{Generation: stored.ID, Confirmed: stored.Confirmed}
-	}
+func (b bench) baseline() (*baseline.Base, *api.BaselineName) {
+	known := baseline.Of(b.store.LoadBaseline())
+	return known.Base, known.Name()
 }
 
 func printPreview(w io.Writer, output string, reply api.RestoreReply) error {
@@ -152,7 +146,7 @@ func printPreview(w io.Writer, output string, reply api.RestoreReply) error {
 // NewLines of a table are rules that the baseline lacks.
 func writePreview(w io.Writer, reply api.RestoreReply) {
 	writeTableChanges(w, reply, "WOULD ADD", "WOULD REMOVE")
-	writeRestored(w, reply.Native, "WOULD PUT BACK")
+	writeRestored(w, reply.Native, "WOULD PUT BACK", marked(reply))
 	for _, c := range reply.Changes {
 		fmt.Fprintf(w, "\n@@ %s @@\n", c.Name())
 		for i, line := range c.Lines {
@@ -171,9 +165,8 @@ func writePreview(w io.Writer, reply api.RestoreReply) {
 // and removes. With a usable baseline a column counts the rules that it lacks.
 func writeTableChanges(w io.Writer, reply api.RestoreReply, adds, removes string) {
 	heading := []string{"FAMILY", "TABLE", adds, removes}
-	marked := reply.Baseline != nil && reply.Baseline.Generation != ""
-	if marked {
-		heading = append(heading, "NOT IN THE BASELINE")
+	if marked(reply) {
+		heading = append(heading, notInBaseline)
 	}
 	rows := [][]string{heading}
 	for _, c := range reply.Changes {
@@ -183,10 +176,7 @@ func writeTableChanges(w io.Writer, reply api.RestoreReply, adds, removes string
 		}
 		family, table, _ := strings.Cut(c.Name(), " ")
 		row := []string{family, table, countsText(c.Adds), removed}
-		switch {
-		case marked && c.Native:
-			row = append(row, "not compared")
-		case marked:
+		if marked(reply) {
 			row = append(row, count(c.NotInBaseline, "rule"))
 		}
 		rows = append(rows, row)
@@ -201,6 +191,14 @@ func writeTableChanges(w io.Writer, reply api.RestoreReply, adds, removes string
 	if reply.Detail != "" && len(reply.Outcomes) == 0 {
 		fmt.Fprintln(w, plain(oneLine(reply.Detail)))
 	}
+}
+
+// notInBaseline heads the column of rules that the baseline lacks.
+const notInBaseline = "NOT IN THE BASELINE"
+
+// marked reports whether there is a usable baseline to compare with.
+func marked(reply api.RestoreReply) bool {
+	return reply.Baseline != nil && reply.Baseline.Generation != ""
 }
 
 // countsText counts rules, chains and elements; "nothing" if all are 0.
@@ -242,7 +240,7 @@ func writeOutcomes(w io.Writer, reply api.RestoreReply) {
 	if reply.Detail != "" {
 		fmt.Fprintln(w, plain(oneLine(reply.Detail)))
 	}
-	writeRestored(w, reply.Native, "PUT BACK")
+	writeRestored(w, reply.Native, "PUT BACK", false)
 	if len(reply.Changes) == 0 {
 		return
 	}

@@ -22,15 +22,22 @@ type NotInBaseline struct {
 	// Chains are the first chains with such rules; More is how many are not listed.
 	Chains []ChainName `json:"chains,omitempty"`
 	More   int         `json:"more,omitempty"`
+	// Native means that lost native tables were compared, too.
+	Native bool `json:"native,omitempty"`
 }
 
-// A ChainName names a chain of a table and counts its rules in question.
+// A ChainName names a chain of a table and counts its rules in question. Without a chain it names
+// a native table that the baseline lacks as a whole.
 type ChainName struct {
 	Family rules.Family    `json:"family"`
 	Table  rules.TableName `json:"table"`
+	Native bool            `json:"native,omitempty"`
 	Chain  string          `json:"chain"`
 	Rules  int             `json:"rules"`
 }
+
+// Name names the table: "ipv4 nat", or of a native table "ip kube-proxy".
+func (c ChainName) Name() string { return nameOf(c.Family.Table(c.Table), c.Native) }
 
 // withoutNames returns the copy that may leave through TCP (Status.Public): the chains are only
 // counted. nil stays nil.
@@ -38,7 +45,7 @@ func (n *NotInBaseline) withoutNames() *NotInBaseline {
 	if n == nil {
 		return nil
 	}
-	return &NotInBaseline{BaselineName: n.BaselineName, Rules: n.Rules, More: n.More + len(n.Chains)}
+	return &NotInBaseline{BaselineName: n.BaselineName, Rules: n.Rules, More: n.More + len(n.Chains), Native: n.Native}
 }
 
 // Takers returns the processes that removed something. A record of an earlier version has only one.

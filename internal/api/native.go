@@ -125,6 +125,8 @@ type NativeRestored struct {
 	Elements int `json:"elements"`
 	// Unread means that the table was left out, so the counts are unknown.
 	Unread bool `json:"unread,omitempty"`
+	// NotInBaseline counts the lost rules that the confirmed baseline lacks, in a dry run.
+	NotInBaseline int `json:"notInBaseline,omitempty"`
 	// Outcome is empty after a dry run. Detail is why canaryd did not put the table back, or
 	// only a part.
 	Outcome Outcome `json:"outcome,omitempty"`

@@ -19,12 +19,21 @@ type Baseline struct {
 	BaselineName
 	Rules  int `json:"rules"` // of the confirmed generation, jumps included
 	Chains int `json:"chains"`
+	// NativeTables counts the native tables that it has.
+	NativeTables int `json:"nativeTables,omitempty"`
 	// AppearedRules counts the rules that the baseline lacks, jumps included, and AppearedChains
-	// the chains that have them.
+	// the chains that have them. Both leave out AppearedTables.
 	AppearedRules  int `json:"appearedRules"`
 	AppearedChains int `json:"appearedChains"`
-	// GoneRules counts the rules that only the baseline has.
-	GoneRules int `json:"goneRules"`
+	// AppearedParts counts the base chains, sets, objects and flowtables whose declarations the
+	// baseline lacks, and AppearedTables the native tables that it lacks as a whole.
+	AppearedParts  int `json:"appearedParts,omitempty"`
+	AppearedTables int `json:"appearedTables,omitempty"`
+	// GoneRules counts the rules that only the baseline has; GoneParts and GoneTables do the same
+	// for parts and tables.
+	GoneRules  int `json:"goneRules"`
+	GoneParts  int `json:"goneParts,omitempty"`
+	GoneTables int `json:"goneTables,omitempty"`
 	// ReorderedChains counts the chains that have rules of the baseline in another order.
 	ReorderedChains int `json:"reorderedChains"`
 }
@@ -37,6 +46,14 @@ type BaselineName struct {
 	// reading it. Nothing else is known in either case.
 	Error   string `json:"error,omitempty"`
 	Reading bool   `json:"reading,omitempty"`
+}
+
+// Appeared reports whether anything appeared that the baseline lacks.
+func (b *Baseline) Appeared() bool { return b.AppearedRules+b.AppearedParts+b.AppearedTables > 0 }
+
+// Differs reports whether the guarded content differs from the baseline.
+func (b *Baseline) Differs() bool {
+	return b.Appeared() || b.GoneRules+b.GoneParts+b.GoneTables+b.ReorderedChains > 0
 }
 
 // withoutReason returns the copy that may leave through TCP (Status.Public), without a quote of

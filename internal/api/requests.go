@@ -10,9 +10,11 @@ import (
 
 // A BaselineRequest reads the baseline, or changes it.
 type BaselineRequest struct {
-	// Confirm makes a generation the baseline. With an ID, the generation must be in force or
-	// stored; without an ID it is the generation that ought to be in force.
-	Confirm    bool   `json:"confirm,omitempty"`
+	// Confirm makes everything that ought to be in force the baseline. With IDs, it confirms only
+	// these generations, which must be in force or stored: one of iptables' tables at most, and one
+	// of each native table. Other tables keep their part of the baseline.
+	Confirm bool `json:"confirm,omitempty"`
+	// Generation has the IDs, with commas between them.
 	Generation string `json:"generation,omitempty"`
 	// Forget removes the baseline.
 	Forget bool `json:"forget,omitempty"`
@@ -24,31 +26,40 @@ type BaselineReply struct {
 	Baseline *Baseline `json:"baseline,omitempty"`
 	// Present is the generation that ought to be in force; it was compared with the baseline.
 	Present Generation `json:"present"`
-	// Changes are the chains that differ: built-in chains first, then the baseline's chains.
-	// More counts the chains that are not listed.
+	// NativeTables counts the guarded native tables, and Generations has the IDs of Present and of
+	// each of these. To confirm exactly what was compared, name all of them.
+	NativeTables int      `json:"nativeTables,omitempty"`
+	Generations  []string `json:"generations,omitempty"`
+	// Changes are the chains and other parts that differ: native tables that the baseline lacks and
+	// built-in chains first, then the baseline's parts. More counts the parts that are not listed.
 	Changes []BaselineChange `json:"changes,omitempty"`
 	More    int              `json:"more,omitempty"`
 	// Replaced is the baseline that this request replaced or removed.
 	Replaced *BaselineName `json:"replaced,omitempty"`
-	// NativeTables counts the guarded native tables. A baseline has rules of iptables' tables only,
-	// so no Changes are of these.
-	NativeTables int `json:"nativeTables,omitempty"`
 }
 
 // A BaselineChange says how one chain differs from the baseline.
 type BaselineChange struct {
-	Family   rules.Family    `json:"family"`
-	Table    rules.TableName `json:"table"`
-	Chain    string          `json:"chain"`
-	Known    bool            `json:"known"` // the baseline has the chain
-	Appeared int             `json:"appeared"`
-	Gone     int             `json:"gone"`
+	Family rules.Family    `json:"family"`
+	Table  rules.TableName `json:"table"`
+	Native bool            `json:"native,omitempty"`
+	// Kind is "" for the rules of a chain. For a declaration of a native table it is "base chain",
+	// "set", "map", "flowtable" or an object's type, and Chain is the name. "table" is a whole
+	// native table, without a Chain; Appeared or Gone counts its rules.
+	Kind     string `json:"kind,omitempty"`
+	Chain    string `json:"chain"`
+	Known    bool   `json:"known"` // the baseline has it
+	Appeared int    `json:"appeared"`
+	Gone     int    `json:"gone"`
 	// Reordered means that rules of the baseline are in another order.
 	Reordered bool `json:"reordered,omitempty"`
-	// Rules are the rules that appeared, in the words of iptables-save.
+	// Rules are the rules that appeared, in the words of iptables-save or of nft.
 	Rules []string `json:"rules,omitempty"`
 	More  int      `json:"more,omitempty"` // rules that are not listed
 }
+
+// Name names the table: "ipv4 nat", or of a native table "ip kube-proxy".
+func (c BaselineChange) Name() string { return nameOf(c.Family.Table(c.Table), c.Native) }
 
 // ErrNoGeneration means that no generation has that ID, or that there is none at all.
 var ErrNoGeneration = errors.New("no such generation")
@@ -204,7 +215,7 @@ type TableChange struct {
 	Lines []string `json:"lines,omitempty"`
 	More  int      `json:"more,omitempty"` // lines that were left out
 	// NotInBaseline counts the added rules that the confirmed baseline lacks. They are the first
-	// NewLines of Lines.
+	// NewLines of Lines, with the declarations of a native table that it lacks.
 	NotInBaseline int `json:"notInBaseline,omitempty"`
 	NewLines      int `json:"newLines,omitempty"`
 }

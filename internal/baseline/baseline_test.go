@@ -4,14 +4,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/reload"
 )
 
 // TestWhenToCompare: a new generation is compared at once. Further comparisons use at most 2 %
 // of a core.
 func TestWhenToCompare(t *testing.T) {
 	made, compared := time.Unix(1e9, 0), time.Unix(1e9+60, 0)
-	base := rules.NewBaseline(nil)
+	base := newBase(&reload.Baseline{})
 	for _, test := range []struct {
 		name  string
 		known Known

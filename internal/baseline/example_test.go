@@ -20,7 +20,7 @@ func ExampleKnown() {
 	now := chain(rule("-d 10.0.0.1/32 -j RETURN"), rule("-d 10.0.0.2/32 -j RETURN"))
 
 	known := baseline.Of(reload.Baseline{Generation: confirmed, Confirmed: time.Unix(1e9, 0)}, nil)
-	known.Compare(1, now)
+	known.Compare(1, &baseline.Content{Generation: now})
 	public := known.Public()
 	fmt.Println(public.AppearedRules, "rule appeared,", public.GoneRules, "are gone")
 	// Output:

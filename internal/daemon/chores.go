@@ -75,7 +75,7 @@ func (d *Daemon) newChores() []chore {
 		{"end the contention", func(st *state) time.Time { return st.contention.calmAt }, (*state).nothingLost, briefLimit, func(ctx context.Context, st *state) { st.contention.end(ctx) }},
 		{"count unguarded rules", d.inventoryAt, d.mayTakeInventory, readLimit, d.takeInventory},
 		{"find owners", d.ownersAt, d.mayFindOwners, briefLimit, d.findOwners},
-		{"compare with the baseline", d.compareAt, nil, briefLimit, func(_ context.Context, st *state) { st.compareBaseline() }},
+		{"compare with the baseline", d.compareAt, nil, briefLimit, func(_ context.Context, st *state) { d.compareBaseline(st) }},
 		{"save", func(st *state) time.Time { return pace.Earliest(st.disk.markedAt, st.disk.saveAt) }, nil, diskLimit, func(ctx context.Context, st *state) { d.save(ctx, st, false) }},
 		{"give memory back", func(st *state) time.Time { return st.memory.FreeAt }, nil, briefLimit, d.freeMemory},
 	})

@@ -165,7 +165,7 @@ func (d *Daemon) concludeHeal(ctx context.Context, st *state, ride *nativeRide, 
 	}
 	if st.purges.GoesOn(st.loss.record.Time, time.Now()) {
 		st.loss.retry.In(culprit.PurgeTry, time.Now())
-		d.keepOpen(ctx, st.loss.openRecord)
+		d.keepOpen(ctx, st, st.loss.openRecord)
 		return
 	}
 	d.readNativeToo(ctx, st)
@@ -234,7 +234,7 @@ func (d *Daemon) healFailed(ctx context.Context, st *state, err error) {
 		d.seekLockHolder(st)
 	}
 	d.showUnread(st)
-	d.keepOpen(ctx, l.openRecord)
+	d.keepOpen(ctx, st, l.openRecord)
 	tables := l.hit
 	if !l.shown() {
 		tables = st.losses()

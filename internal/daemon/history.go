@@ -18,24 +18,27 @@ import (
 // journal keeps the finished record of a loss, newest first. On disk it gets the lost rules that
 // the disk lacks.
 func (d *Daemon) journal(ctx context.Context, st *state, o *openRecord) {
+	o.compare(&st.baseline)
 	d.keepRecord(ctx, st, o.record, o.kept, func() { d.write(ctx, o.record, o.takeUnkept()) })
 }
 
 // keepOpen writes a lasting loss to the journal. If canaryd is killed meanwhile, only the
 // journal knows the culprit.
-func (d *Daemon) keepOpen(ctx context.Context, o *openRecord) {
+func (d *Daemon) keepOpen(ctx context.Context, st *state, o *openRecord) {
 	if o.unkept {
 		o.kept = true
+		o.compare(&st.baseline)
 		d.write(ctx, o.record, o.takeUnkept())
 	}
 }
 
 // keepHeld writes a loss that canaryd leaves as it is to the journal, with the reason.
-func (d *Daemon) keepHeld(ctx context.Context, o *openRecord, why api.Outcome) {
+func (d *Daemon) keepHeld(ctx context.Context, st *state, o *openRecord, why api.Outcome) {
 	if o.kept && !o.unkept && o.record.Outcome == why {
 		return // a pause may last for hours, on a busy node
 	}
 	o.record.Outcome, o.kept = why, true
+	o.compare(&st.baseline)
 	d.write(ctx, o.record, o.takeUnkept())
 }
 

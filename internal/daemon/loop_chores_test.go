@@ -235,7 +235,7 @@ func situations() map[string]situation {
 			st.generation.edition++
 		},
 		"compare with the baseline": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
-			st.baseline = baseline.Known{Base: rules.NewBaseline(nil)}
+			st.baseline = baseline.Of(reload.Baseline{}, nil)
 		},
 		"drill by schedule": func(_ *testing.T, d *Daemon, st *state, _ *iptablestest.Fake) {
 			d.cfg.DrillEvery, st.drills.At = period, time.Now()

@@ -24,7 +24,7 @@ func TestNativeStoredImmune(t *testing.T) {
 		owned.Owner = 77
 		k.with(func() { k.owners[dockerTable] = 77 })
 		k.again(owned)
-		rows, err := store.RestoreStored(k, everyTable, false)
+		rows, err := store.RestoreStored(k, everyTable, false, nil)
 		must(t, err)
 		if d := cmp.Diff(restoredRow(reload.Proved, ""), rows); d != "" {
 			t.Errorf("the reply (-want +got):\n%s", d)
@@ -75,9 +75,9 @@ func TestNativeStoredUnknown(t *testing.T) {
 				}
 				checked, err := store.CheckStored(kernel, test.protects)
 				says("a check", len(checked), err)
-				restored, err := store.RestoreStored(kernel, test.protects, false)
+				restored, err := store.RestoreStored(kernel, test.protects, false, nil)
 				says("a restore", len(restored), err)
-				reply, found, err := store.RestoreGeneration(t.Context(), kernel, everyTable, api.RestoreRequest{Generation: generation})
+				reply, found, err := store.RestoreGeneration(t.Context(), kernel, everyTable, api.RestoreRequest{Generation: generation}, nil)
 				if test.want != "" {
 					says("a restore of a generation", len(reply.Native), err)
 				}

@@ -141,7 +141,7 @@ func TestNativeRestoreStoredDevices(t *testing.T) {
 		r.stop()
 		k.flushRuleset()
 		k.with(func() { k.lacking = []string{"eth9"} })
-		got, err := store.RestoreStored(k, func(tableid.TableID) bool { return true }, false)
+		got, err := store.RestoreStored(k, func(tableid.TableID) bool { return true }, false, nil)
 		must(t, err)
 		if d := cmp.Diff(restoredRow(reload.Partial, "network devices that the node lacks were left out: eth9"), got); d != "" {
 			t.Errorf("(-want +got):\n%s", d)

@@ -363,13 +363,13 @@ func TestNativeTooLargeWithoutDaemon(t *testing.T) {
 				t.Errorf("a check says %+v, want %s", row, want)
 			}
 		}
-		rows, err := store.RestoreStored(k, everyTable, false)
+		rows, err := store.RestoreStored(k, everyTable, false, nil)
 		must(t, err)
 		if len(rows) != 1 || rows[0].Table != "ip kube-proxy" || rows[0].Outcome != reload.Proved {
 			t.Errorf("a restore says %+v", rows)
 		}
 		k.wantNative(t, bigOf(60))
-		_, _, err = store.RestoreGeneration(t.Context(), k, everyTable, api.RestoreRequest{Generation: generation})
+		_, _, err = store.RestoreGeneration(t.Context(), k, everyTable, api.RestoreRequest{Generation: generation}, nil)
 		if !errors.Is(err, nativestore.ErrTooLarge) {
 			t.Errorf("a restore of the generation: %v", err)
 		}

@@ -162,7 +162,7 @@ func TestNativeRestoreStored(t *testing.T) {
 				t.Errorf("%s: a check says %+v, want %s", test.name, verdicts, test.verdict)
 			}
 			for _, dry := range []bool{true, false} {
-				got, err := store.RestoreStored(k, all, dry)
+				got, err := store.RestoreStored(k, all, dry, nil)
 				must(t, err)
 				want := test.want
 				if dry && want != nil {
@@ -192,12 +192,12 @@ func TestNativeRestoredAloneThenDeleted(t *testing.T) {
 		restore func(r *rig, k *fakeNative, store *nativestore.Store, generation string) []api.NativeRestored
 	}{
 		{"a generation", func(r *rig, k *fakeNative, store *nativestore.Store, generation string) []api.NativeRestored {
-			reply, _, err := store.RestoreGeneration(r.t.Context(), k, all, api.RestoreRequest{Generation: generation})
+			reply, _, err := store.RestoreGeneration(r.t.Context(), k, all, api.RestoreRequest{Generation: generation}, nil)
 			must(r.t, err)
 			return reply.Native
 		}},
 		{"what is lost", func(r *rig, k *fakeNative, store *nativestore.Store, _ string) []api.NativeRestored {
-			rows, err := store.RestoreStored(k, func(id tableid.TableID) bool { return id == proxyTable }, false)
+			rows, err := store.RestoreStored(k, func(id tableid.TableID) bool { return id == proxyTable }, false, nil)
 			must(r.t, err)
 			return rows
 		}},

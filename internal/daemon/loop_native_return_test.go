@@ -228,11 +228,11 @@ func TestNativeGenerationRestoredAlone(t *testing.T) {
 		r.after(10 * time.Second)
 		r.stop()
 		all := func(tableid.TableID) bool { return true }
-		dry, found, err := store.RestoreGeneration(t.Context(), k, all, api.RestoreRequest{Generation: first, DryRun: true})
+		dry, found, err := store.RestoreGeneration(t.Context(), k, all, api.RestoreRequest{Generation: first, DryRun: true}, nil)
 		if must(t, err); !found || k.count().heals != 0 {
 			t.Fatalf("found %t, and written %d times", found, k.count().heals)
 		}
-		reply, _, err := store.RestoreGeneration(t.Context(), k, all, api.RestoreRequest{Generation: first, Agreed: dry.Agreement()})
+		reply, _, err := store.RestoreGeneration(t.Context(), k, all, api.RestoreRequest{Generation: first, Agreed: dry.Agreement()}, nil)
 		if must(t, err); !reply.Proved() || reply.Undo == "" {
 			t.Errorf("the reply is %+v", reply)
 		}
@@ -249,7 +249,7 @@ func TestNativeGenerationRestoredAlone(t *testing.T) {
 		k.wantNative(t, tableOf(dockerTable, "c"))
 		next.wantReady()
 		none := func(tableid.TableID) bool { return false }
-		if _, _, err := store.RestoreGeneration(t.Context(), k, none, api.RestoreRequest{Generation: first}); !errors.Is(err, nativestore.ErrNotProtected) {
+		if _, _, err := store.RestoreGeneration(t.Context(), k, none, api.RestoreRequest{Generation: first}, nil); !errors.Is(err, nativestore.ErrNotProtected) {
 			t.Errorf("a table that is not protected: %v", err)
 		}
 	})
@@ -264,7 +264,7 @@ func TestNativeGenerationWithoutItsDevices(t *testing.T) {
 		},
 		"without one": func(r *rig, k *fakeNative, store *nativestore.Store, asked api.RestoreRequest) (api.RestoreReply, error) {
 			r.stop()
-			reply, _, err := store.RestoreGeneration(r.t.Context(), k, func(tableid.TableID) bool { return true }, asked)
+			reply, _, err := store.RestoreGeneration(r.t.Context(), k, func(tableid.TableID) bool { return true }, asked, nil)
 			return reply, err
 		},
 	}

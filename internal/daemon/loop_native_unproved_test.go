@@ -114,7 +114,7 @@ func TestNativeGenerationUnprovedAlone(t *testing.T) {
 				request := r.agreed(first)
 				r.stop()
 				k.with(func() { k.between = func() { test.do(k) } })
-				reply, _, err := store.RestoreGeneration(t.Context(), k, func(tableid.TableID) bool { return true }, request)
+				reply, _, err := store.RestoreGeneration(t.Context(), k, func(tableid.TableID) bool { return true }, request, nil)
 				must(t, err)
 				if d := cmp.Diff([]api.NativeRestored{test.want}, reply.Native); d != "" {
 					t.Errorf("the reply (-want +got):\n%s", d)
@@ -139,7 +139,7 @@ func TestNativeRestoreUnprovedAlone(t *testing.T) {
 				must(t, err)
 				k.flushRuleset()
 				k.with(func() { k.between = func() { test.do(k) } })
-				rows, err := store.RestoreStored(k, func(id tableid.TableID) bool { return id == proxyTable }, false)
+				rows, err := store.RestoreStored(k, func(id tableid.TableID) bool { return id == proxyTable }, false, nil)
 				must(t, err)
 				if d := cmp.Diff([]api.NativeRestored{test.want}, rows); d != "" {
 					t.Errorf("the reply (-want +got):\n%s", d)

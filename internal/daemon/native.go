@@ -80,6 +80,7 @@ type nativeRealm struct {
 	all        bool                           // some commits were missed: each table is to be read
 	fresh      bool                           // there is a new table that is to be guarded
 	begun      bool                           // all tables were read once
+	edition    int                            // changes of the tables' values
 	asleep     bool                           // no table to guard has existed yet: Kernel is not open
 	asked      time.Time                      // when such a table was last looked for
 	torn       int                            // how often in a row that was interrupted

@@ -384,7 +384,7 @@ func (d *Daemon) nativeFailed(ctx context.Context, st *state, err error) {
 			}
 		}
 	}
-	d.keepOpen(ctx, l.openRecord)
+	d.keepOpen(ctx, st, l.openRecord)
 	l.logRetry(st.nativeLog(ctx), err, l.shown(), strings.Join(l.record.NativeNames(), ", "))
 }
 
@@ -402,6 +402,6 @@ func (d *Daemon) holdNative(ctx context.Context, st *state) {
 	if st.mode == api.Observe {
 		why, l.retry.At = api.WaitingObserve, time.Time{}
 	}
-	d.keepHeld(ctx, l.openRecord, why)
+	d.keepHeld(ctx, st, l.openRecord, why)
 	d.witnessesDue(st)
 }

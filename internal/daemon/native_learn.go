@@ -82,6 +82,9 @@ func (d *Daemon) adopt(ctx context.Context, st *state, now nativeLearned) {
 	}
 	d.followNativePolicies(st, t, now)
 	later := slices.DeleteFunc(slices.Clone(t.deeds), func(deed nativeDeed) bool { return !nft.Newer(deed.Genid, now.Genid) })
+	if t.want != now.Table {
+		r.edition++
+	}
 	t.want, t.genid, t.digest, t.deeds = now.Table, now.Genid, now.Digest, later
 	t.read, t.leftAt = now.read, now.LeftAt
 	t.finding, t.old = native.Finding{Verdict: native.Intact, Why: "its content is the same"}, false

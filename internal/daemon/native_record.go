@@ -275,6 +275,10 @@ func (d *Daemon) reportNative(ctx context.Context, st *state, id tableid.TableID
 	works, known := st.proxyWorks(id.Family)
 	t.proxyAway, t.switched = known && !works, false
 	d.addNativeLoss(st, &record, id)
+	lost := []flushes.LostTable{{Want: t.want, Now: now}}
+	if t.out == nil {
+		st.baseline.AddNative(&record, lost)
+	}
 	r.waiting[id] = &record
 	d.cfg.Metrics.ObserveNativeFlush(record.Time, record.Native)
 	if st.journal.FoldsInto(record) != nil {
@@ -282,7 +286,7 @@ func (d *Daemon) reportNative(ctx context.Context, st *state, id tableid.TableID
 	}
 	var diff []api.TableDiff
 	if room := flushes.DiffRoom(); t.out == nil {
-		diff = flushes.NativeDiff([]flushes.LostTable{{Want: t.want, Now: now}}, &room)
+		diff = flushes.NativeDiff(lost, &room)
 	}
 	d.write(ctx, record, diff)
 	values := []any{"flush", record.ID, "tables", id.NFT() + " " + string(t.finding.Verdict)}

@@ -50,7 +50,7 @@ func (d *Daemon) restoreNative(ctx context.Context, st *state, dry bool) []api.N
 	if !dry && !r.readmit.At.IsZero() {
 		r.readmit.At = time.Now()
 	}
-	asked := nativeAsked{wanted: map[tableid.TableID]*native.Table{}, back: map[tableid.TableID]api.Outcome{}, less: map[tableid.TableID]error{}}
+	asked := nativeAsked{wanted: map[tableid.TableID]*native.Table{}, back: map[tableid.TableID]api.Outcome{}, less: map[tableid.TableID]error{}, lacks: map[tableid.TableID]int{}}
 	defer func() { d.leaveAsked(st, asked, dry) }()
 	var last error
 	for range nativestore.Tries {
@@ -60,6 +60,11 @@ func (d *Daemon) restoreNative(ctx context.Context, st *state, dry bool) []api.N
 		if d.endBack(ctx, st, nil); r.loss == nil {
 			scratch = &nativeLoss{answer: newAnswer(api.Flush{}, time.Now()), hit: map[tableid.TableID]bool{}}
 			r.loss = scratch
+		}
+		for _, repair := range plan.repairs {
+			if dry {
+				asked.lacks[repair.Want.ID] = st.baseline.Base.LacksLost(flushes.LostTable{Want: repair.Want, Now: repair.Now})
+			}
 		}
 		if last != nil || dry || len(plan.repairs) == 0 {
 			break
@@ -89,6 +94,7 @@ type nativeAsked struct {
 	left   []*native.Table                 // tables that cannot be put back
 	back   map[tableid.TableID]api.Outcome // tables that were put back and proved
 	less   map[tableid.TableID]error       // the parts and devices that they lack
+	lacks  map[tableid.TableID]int         // in a dry run, the lost rules that the baseline lacks
 }
 
 // take notes the losses that a round of restoreNative found: they are not back, also if an
@@ -107,7 +113,7 @@ func (a *nativeAsked) take(plan nativePlan) {
 // rows returns the reply's row for each table. err is the last round's error: it is the reason
 // of tables that are still lost, or gets a row of its own.
 func (a nativeAsked) rows(tables map[tableid.TableID]*nativeTable, dry bool, err error) []api.NativeRestored {
-	rows, unsaid := nativestore.Outcomes(nil, a.left), err
+	rows, unsaid := nativestore.Outcomes(nil, a.left, nil), err
 	for i := range rows {
 		for id, t := range tables {
 			if t.out != nil && rows[i].Table == id.NFT() {
@@ -128,7 +134,9 @@ func (a nativeAsked) rows(tables map[tableid.TableID]*nativeTable, dry bool, err
 		default:
 			outcome, why, unsaid = reload.Failed, err, nil
 		}
-		rows = append(rows, nativestore.Outcome(want, outcome, why))
+		row := nativestore.Outcome(want, outcome, why)
+		row.NotInBaseline = a.lacks[id]
+		rows = append(rows, row)
 	}
 	if unsaid != nil {
 		rows = append(rows, api.NativeRestored{Table: "native tables", Outcome: reload.Failed, Detail: unsaid.Error()})

@@ -43,8 +43,9 @@ func (d *Daemon) returnNative(ctx context.Context, st *state, r api.RestoreReque
 			return api.RestoreReply{}, err
 		}
 	}
-	done, err := d.cfg.Native.Store.Return(d.cfg.Native.Kernel, g, d.cfg.Uptime, r)
+	done, err := d.cfg.Native.Store.Return(d.cfg.Native.Kernel, g, d.cfg.Uptime, r, st.baseline.Base)
 	reply := done.Reply
+	reply.Baseline = st.baseline.Name()
 	if err != nil || done.Proof == nil && !done.Wrote {
 		return reply, err
 	}

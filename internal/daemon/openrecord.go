@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/baseline"
 	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
@@ -33,7 +34,8 @@ type openRecord struct {
 	// the journal does not have all of it.
 	diff   []api.TableDiff
 	lost   []flushes.LostTable
-	room   flushes.Room // how much more diff may hold
+	fresh  []flushes.LostTable // of lost, not compared with the baseline yet
+	room   flushes.Room        // how much more diff may hold
 	unkept bool
 	kept   bool // the journal has it as an open record
 }
@@ -120,7 +122,14 @@ func (o *openRecord) addDiff(diff ...api.TableDiff) {
 // addLost adds a native table. Its lost content takes time to find, and so waits until the journal
 // needs it, mostly after the replay.
 func (o *openRecord) addLost(t flushes.LostTable) {
-	o.lost, o.unkept = append(o.lost, t), true
+	o.lost, o.fresh, o.unkept = append(o.lost, t), append(o.fresh, t), true
+}
+
+// compare adds the lost native rules that the baseline lacks to the record. It waits until the
+// journal needs the record, as addLost does.
+func (o *openRecord) compare(b *baseline.Known) {
+	b.AddNative(&o.record, o.fresh)
+	o.fresh = nil
 }
 
 // takeUnkept returns the lost content for a write to the journal; nil if that has it already.
@@ -269,7 +278,7 @@ func (d *Daemon) endLoss(ctx context.Context, st *state, log klog.Logger, a *ans
 			}
 		}
 		if other.attempts > 0 { // else it may end in a moment, and be counted in another record
-			d.keepOpen(ctx, o)
+			d.keepOpen(ctx, st, o)
 		}
 		return
 	}

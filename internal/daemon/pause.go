@@ -178,7 +178,7 @@ func (d *Daemon) recordPaused(ctx context.Context, st *state) (back bool) {
 	if st.loss.lostRules() && !anyOf(found, func(h flushes.Hit) bool { return h.Lost.Any() }) {
 		return true
 	}
-	d.keepHeld(ctx, st.loss.openRecord, api.WaitingPaused)
+	d.keepHeld(ctx, st, st.loss.openRecord, api.WaitingPaused)
 	st.loss.retry.At = st.pause.until
 	return false
 }

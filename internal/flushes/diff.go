@@ -64,16 +64,16 @@ func (w *DiffWriter) chain(c reload.LostChain) {
 }
 
 func (w *DiffWriter) Rules(sign, chain string, list []rules.Rule) {
-	addAll(w, sign, list, func(r rules.Rule) string { return rules.Jump{Chain: chain, Rule: r}.String() })
+	AddAll(w, sign, list, func(r rules.Rule) string { return rules.Jump{Chain: chain, Rule: r}.String() })
 }
 
 func (w *DiffWriter) Lines(sign string, list []native.Line) {
-	addAll(w, sign, list, func(l native.Line) string { return l.Text })
+	AddAll(w, sign, list, func(l native.Line) string { return l.Text })
 }
 
-// addAll writes a line for each item of a list. It makes no text of items that do not fit: More
+// AddAll writes a line for each item of a list. It makes no text of items that do not fit: More
 // counts them.
-func addAll[T any](w *DiffWriter, sign string, list []T, text func(T) string) {
+func AddAll[T any](w *DiffWriter, sign string, list []T, text func(T) string) {
 	for i, x := range list {
 		if w.full() {
 			w.Diff.More += len(list) - i

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/baseline"
 	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/onrequest"
 	"github.com/canaryd/canaryd/pkg/native"
@@ -23,11 +24,13 @@ type returning struct {
 	store  *Store
 	want   Generation
 	uptime func() time.Duration
+	base   *baseline.Base
 }
 
-// Return brings a table in the kernel to the content of a stored generation.
-func (s *Store) Return(kernel Kernel, want Generation, uptime func() time.Duration, r api.RestoreRequest) (Returned, error) {
-	return returning{kernel, s, want, uptime}.do(r)
+// Return brings a table in the kernel to the content of a stored generation. A preview marks the
+// rules that base does not have; base is nil without a baseline.
+func (s *Store) Return(kernel Kernel, want Generation, uptime func() time.Duration, r api.RestoreRequest, base *baseline.Base) (Returned, error) {
+	return returning{kernel, s, want, uptime, base}.do(r)
 }
 
 // ErrNotProtected means that --protect does not name the table.
@@ -53,6 +56,7 @@ type Returned struct {
 	Write
 	Reply api.RestoreReply
 	diff  api.TableDiff // between the old and the written content
+	fresh int           // the first lines of diff that the baseline lacks
 	Held  []native.Held // left out of the write
 }
 
@@ -91,7 +95,8 @@ func (n returning) do(r api.RestoreRequest) (Returned, error) {
 		switch {
 		case r.DryRun:
 			for i := range done.Reply.Changes {
-				done.Reply.Changes[i].Lines, done.Reply.Changes[i].More = done.diff.Lines, done.diff.More
+				c := &done.Reply.Changes[i]
+				c.Lines, c.More, c.NewLines = done.diff.Lines, done.diff.More, min(done.fresh, len(done.diff.Lines))
 			}
 			return done, nil
 		case removal != "" && removal != r.Agreed[n.want.Table.ID]:
@@ -129,6 +134,8 @@ func (n returning) preview(now *native.Table) Returned {
 	reply := api.RestoreReply{Generation: n.want.ID, Outcomes: map[rules.Family]api.Outcome{}, Native: []api.NativeRestored{Outcome(n.want.Table, "", nil)}}
 	lost, got := native.Difference(now, n.want.Table)
 	change := api.TableChange{Family: id.Family, Table: id.Name, Native: true, Adds: countLines(got), Removes: countLines(lost)}
+	fresh, got, unconfirmed := n.base.Apart(n.want.Table, got)
+	change.NotInBaseline = unconfirmed
 	removes := len(lost) > 0
 	for _, c := range native.Diff(now, n.want.Table) {
 		if c.Kind == nft.Chains && c.Altered && c.Lost+c.New == 0 {
@@ -140,12 +147,13 @@ func (n returning) preview(now *native.Table) Returned {
 		change.Removal = removalOf(now, lost)
 	}
 	w := flushes.NewNativeDiffWriter(id, flushes.DiffRoom())
+	w.Lines("+", fresh)
 	w.Lines("-", lost)
 	w.Lines("+", got)
-	if len(lost)+len(got)+change.Reorders > 0 {
+	if len(lost)+len(fresh)+len(got)+change.Reorders > 0 {
 		reply.Changes = []api.TableChange{change}
 	}
-	return Returned{Reply: reply, diff: w.Diff}
+	return Returned{Reply: reply, diff: w.Diff, fresh: len(fresh)}
 }
 
 // countLines counts the rules, chains and elements of a list for a reply.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/baseline"
 	"github.com/canaryd/canaryd/internal/here"
 	"github.com/canaryd/canaryd/internal/sorting"
 	"github.com/canaryd/canaryd/pkg/canary"
@@ -63,9 +64,9 @@ func (s *Store) loadFor(kernel Kernel, protects func(tableid.TableID) bool) (Sto
 }
 
 // RestoreStored puts back, without a daemon, the stored native tables that are protected and
-// lost (canaryd restore). With dry it only lists them. If another process writes meanwhile, it
-// reads and tries again, Tries times.
-func (s *Store) RestoreStored(kernel Kernel, protects func(tableid.TableID) bool, dry bool) ([]api.NativeRestored, error) {
+// lost (canaryd restore). With dry it only lists them, with the rules that base lacks. If another
+// process writes meanwhile, it reads and tries again, Tries times.
+func (s *Store) RestoreStored(kernel Kernel, protects func(tableid.TableID) bool, dry bool, base *baseline.Base) ([]api.NativeRestored, error) {
 	stored, err := s.loadFor(kernel, protects)
 	if err != nil || len(stored.Tables) == 0 {
 		return nil, err
@@ -77,13 +78,13 @@ func (s *Store) RestoreStored(kernel Kernel, protects func(tableid.TableID) bool
 		}
 		repairs, left, judgeErr := stored.repairs(kernel, seen, protects)
 		if judgeErr != nil || dry || len(repairs) == 0 {
-			return Outcomes(repairs, left), judgeErr
+			return Outcomes(repairs, left, base), judgeErr
 		}
 		w := writeAndProve(kernel, seen.Genid, repairs)
 		if err = w.err; w.stale() {
 			continue
 		}
-		rows := Outcomes(nil, left)
+		rows := Outcomes(nil, left, nil)
 		var proved []Row
 		for _, repair := range repairs {
 			i := slices.IndexFunc(stored.Tables, func(t Row) bool { return t.Generation.Table == repair.Want })
@@ -180,8 +181,9 @@ func (s Stored) repairs(kernel Kernel, seen *native.Ruleset, protects func(table
 }
 
 // RestoreGeneration brings, without a daemon, a native table to the stored generation of that
-// ID. found is false if there is no such generation. kernel is nil without nf_tables.
-func (s *Store) RestoreGeneration(ctx context.Context, kernel Kernel, protects func(tableid.TableID) bool, r api.RestoreRequest) (reply api.RestoreReply, found bool, err error) {
+// ID. found is false if there is no such generation. kernel is nil without nf_tables, and base
+// without a baseline.
+func (s *Store) RestoreGeneration(ctx context.Context, kernel Kernel, protects func(tableid.TableID) bool, r api.RestoreRequest, base *baseline.Base) (reply api.RestoreReply, found bool, err error) {
 	g, err := s.Read(r.Generation)
 	if errors.Is(err, reload.ErrNothingStored) {
 		return api.RestoreReply{}, false, nil
@@ -195,7 +197,7 @@ func (s *Store) RestoreGeneration(ctx context.Context, kernel Kernel, protects f
 	if kernel == nil {
 		return api.RestoreReply{}, true, ErrNoNFTables
 	}
-	done, err := returning{kernel, s, g, here.Uptime}.do(r)
+	done, err := returning{kernel, s, g, here.Uptime, base}.do(r)
 	if err != nil {
 		return done.Reply, true, err
 	}

@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/baseline"
+	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/sorting"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -161,11 +163,14 @@ func Outcome(t *native.Table, outcome api.Outcome, err error) api.NativeRestored
 }
 
 // Outcomes returns the entries of a reply for tables to put back, and for tables that cannot be
-// put back (left). These have failed, because their owner's content is newer.
-func Outcomes(repairs []native.Repair, left []*native.Table) []api.NativeRestored {
+// put back (left). These have failed, because their owner's content is newer. The former count
+// the lost rules that base lacks.
+func Outcomes(repairs []native.Repair, left []*native.Table, base *baseline.Base) []api.NativeRestored {
 	var rows []api.NativeRestored
 	for _, repair := range repairs {
-		rows = append(rows, Outcome(repair.Want, "", nil))
+		row := Outcome(repair.Want, "", nil)
+		row.NotInBaseline = base.LacksLost(flushes.LostTable{Want: repair.Want, Now: repair.Now})
+		rows = append(rows, row)
 	}
 	for _, t := range left {
 		rows = append(rows, Outcome(t, reload.Failed, ErrOwnersNewer))

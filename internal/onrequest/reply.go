@@ -11,6 +11,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/baseline"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -19,7 +20,7 @@ import (
 
 // notIn returns the rules, with their chains, that a baseline does not have; none without a
 // baseline. jumps must be grouped by chain. A preview marks them.
-func notIn(base *rules.Baseline, id rules.TableID, jumps []rules.Jump) []rules.Jump {
+func notIn(base *baseline.Base, id rules.TableID, jumps []rules.Jump) []rules.Jump {
 	if base == nil {
 		return nil
 	}
@@ -30,7 +31,7 @@ func notIn(base *rules.Baseline, id rules.TableID, jumps []rules.Jump) []rules.J
 		for ; n < len(jumps) && jumps[n].Chain == chain; n++ {
 			of = append(of, jumps[n].Rule)
 		}
-		for _, r := range base.Lacks(id.Family, id.Name, chain, of) {
+		for _, r := range base.Lacks(id, chain, of) {
 			list = append(list, rules.Jump{Chain: chain, Rule: r})
 		}
 		i = n

@@ -23,6 +23,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/baseline"
 	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/journal"
 	"github.com/canaryd/canaryd/internal/severity"
@@ -36,7 +37,7 @@ func countsOf(p reload.Part) api.Counts {
 
 // changesOf returns the changes of each table that changes, for a preview or a reply. It adds
 // their lines if these are wanted. base marks rules that the baseline lacks; nil: no baseline.
-func changesOf(changes reload.Changes, lines bool, base *rules.Baseline) []api.TableChange {
+func changesOf(changes reload.Changes, lines bool, base *baseline.Base) []api.TableChange {
 	var list []api.TableChange
 	left := flushes.DiffRoom()
 	for _, id := range flushes.TableIDs() {
@@ -90,7 +91,7 @@ func diffOfChange(id rules.TableID, c reload.Change, fresh []rules.Jump, left *f
 
 // previewOf describes the changes that a restore would make; nothing was written. It is the
 // answer of a dry run or of a refused restore. base may be nil.
-func previewOf(generation string, p reload.Preview, lines bool, base *rules.Baseline) api.RestoreReply {
+func previewOf(generation string, p reload.Preview, lines bool, base *baseline.Base) api.RestoreReply {
 	reply := api.RestoreReply{Generation: generation, Outcomes: map[rules.Family]api.Outcome{}, Changes: changesOf(p.Changes, lines, base)}
 	if err := errors.Join(p.Unread...); err != nil {
 		reply.Detail = "left as it is, because it cannot be read: " + strings.ReplaceAll(err.Error(), "\n", "; ")
@@ -246,7 +247,7 @@ func (r Removal) Keep(ctx context.Context, dir string, reply api.RestoreReply) e
 // Restore puts a generation into force: with force exactly that one, else only its lost parts.
 // The operator must have agreed to the removals, as read right before the write. Rules that
 // base does not have are marked; base is nil without a baseline.
-func Restore(ctx context.Context, replayer reload.Replayer, force bool, job reload.Job, r api.RestoreRequest, base *rules.Baseline) (api.RestoreReply, reload.Result, error) {
+func Restore(ctx context.Context, replayer reload.Replayer, force bool, job reload.Job, r api.RestoreRequest, base *baseline.Base) (api.RestoreReply, reload.Result, error) {
 	replay, preview := replayer.Heal, replayer.PreviewHeal
 	if force {
 		replay, preview = replayer.Force, replayer.PreviewForce

@@ -7,7 +7,8 @@
 //
 // [Capture] reads tables at one genid. [Table.Digest] and [Diff] compare content. They ignore
 // handles, the values of counters, the remaining time of timeouts, and elements that packets add. A
-// set or chain that belongs to one rule is part of that rule, whatever its name.
+// set or chain that belongs to one rule is part of that rule, whatever its name. A [Listing] has
+// the digests and words of single rules and declarations, for a comparison with a baseline.
 //
 // A guard of tables opens a [Kernel] with [LateKernel.Wake]. Its Follow returns the same tables as
 // a Capture, but from the kernel's notifications. It reads a table again only where these do not

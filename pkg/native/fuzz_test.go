@@ -69,6 +69,25 @@ func FuzzDecode(f *testing.F) {
 		}
 		for range table.jumps() {
 		}
+		renumbered := *table
+		renumbered.Chains = slices.Clone(table.Chains)
+		for i := range renumbered.Chains {
+			renumbered.Chains[i].Rules = slices.Clone(renumbered.Chains[i].Rules)
+			for j := range renumbered.Chains[i].Rules {
+				renumbered.Chains[i].Rules[j].Handle += 7
+			}
+		}
+		var entries []Entry
+		NewListing(&renumbered).Each(func(e *Entry) { entries = append(entries, *e) })
+		NewListing(table).Each(func(e *Entry) {
+			other := entries[0]
+			entries = entries[1:]
+			for i := range e.Len() {
+				if e.Digest(i) != other.Digest(i) || e.Text(i) == "" {
+					t.Errorf("%s %s: other handles change a digest, or it has no words", e.Kind, e.Name)
+				}
+			}
+		})
 		lacks := func(_ nft.ObjectKind, name string) bool { return name == "eth0" }
 		if _, err := table.Create(nft.NewBatch(), Options{Age: 1e9, Lacks: lacks}); err != nil {
 			t.Errorf("what was read cannot be written: %v", err)

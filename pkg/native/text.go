@@ -40,7 +40,7 @@ func (t *Table) Lines() iter.Seq[Line] {
 // yields the digest of each rule. Two rules may have one text, as in nft itself.
 func (t *Table) linesOf(wanted func(nft.ObjectKind, string) bool, c *contents) iter.Seq2[Line, Digest] {
 	return func(yield func(Line, Digest) bool) {
-		w := &words{family: t.ID.Family, chains: t.chainsByName(), sets: t.setsByName()}
+		w := newWords(t)
 		going := true
 		say := func(kind nft.ObjectKind, of, text string) {
 			going = going && yield(Line{kind, of, text}, Digest{})
@@ -60,7 +60,7 @@ func (t *Table) linesOf(wanted func(nft.ObjectKind, string) bool, c *contents) i
 		}
 		for _, f := range t.Flowtables {
 			if going && wanted(nft.Flowtables, f.Name) {
-				say(nft.Flowtables, f.Name, fmt.Sprintf("flowtable %s %s", name(f.Name), generic(f.Attrs)))
+				say(nft.Flowtables, f.Name, w.declaration(part{flowtable: &f}))
 			}
 		}
 		for i := 0; i < len(t.Sets) && going; i++ {
@@ -75,7 +75,7 @@ func (t *Table) linesOf(wanted func(nft.ObjectKind, string) bool, c *contents) i
 				if c != nil {
 					digest = c.rule(ch.Rules[j])
 				}
-				going = yield(Line{nft.Rules, ch.Name, "rule " + name(ch.Name) + " " + w.rule(ch.Rules[j], 0)}, digest)
+				going = yield(Line{nft.Rules, ch.Name, w.ruleLine(ch, j)}, digest)
 			}
 		}
 	}
@@ -145,7 +145,6 @@ func linesWithout(lines, others []keyedLine) (rest []Line) {
 // objectWords says an object without its counted values. An object without words of its own has
 // its attributes by number in brackets.
 func objectWords(o Object) string {
-	kind, known := objectTypes[o.Type]
 	var words string
 	switch o.Type {
 	case unix.NFT_OBJECT_COUNTER:
@@ -154,13 +153,18 @@ func objectWords(o Object) string {
 	case unix.NFT_OBJECT_LIMIT:
 		words = strings.TrimPrefix(limitWords(o.settings()), "limit ")
 	}
-	if !known {
-		kind[0] = fmt.Sprintf("object %d", o.Type)
-	}
 	if words == "" && o.Type != unix.NFT_OBJECT_COUNTER {
 		words = "[" + generic(o.settings()) + "]"
 	}
-	return strings.TrimSpace(kind[0] + " " + name(o.Name) + " " + words)
+	return strings.TrimSpace(objectType(o.Type) + " " + name(o.Name) + " " + words)
+}
+
+// objectType names a type of objects, an unknown one by its number.
+func objectType(kind uint32) string {
+	if names, known := objectTypes[kind]; known {
+		return names[0]
+	}
+	return fmt.Sprintf("object %d", kind)
 }
 
 const (

@@ -1,7 +1,9 @@
 package reload
 
 import (
+	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"strings"
 	"syscall"
@@ -9,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/internal/private"
 	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -22,7 +25,7 @@ func TestBaselineOnDisk(t *testing.T) {
 	}
 	must(t, s.ForgetBaseline())
 	g := full(t, 3)
-	saved, err := s.SaveBaseline(Baseline{Confirmed: noon, Captured: noon, Generation: g})
+	saved, err := s.SaveBaseline(Baseline{Confirmed: noon, Captured: noon, Generation: g, Native: confirmedTables()})
 	must(t, err)
 	if saved.ID != g.ID() || saved.Rules != 3 || saved.Chains != 1 {
 		t.Errorf("saved as %+v", saved)
@@ -49,6 +52,37 @@ func TestBaselineOnDisk(t *testing.T) {
 	}
 }
 
+// confirmedTables are native tables in a baseline.
+func confirmedTables() map[string]map[string][]byte {
+	return map[string]map[string][]byte{
+		"ip kube-proxy":    {"base chain\x00nat-prerouting": make([]byte, BaselineDigest), "services": make([]byte, 3*BaselineDigest), "empty": {}},
+		"netdev a table\n": {},
+	}
+}
+
+// summed returns the text of a baseline with its sum as of now.
+func summed(text string) []byte {
+	i := strings.LastIndex(text, `,"sum":`)
+	return private.Summed([]byte(text[:i] + "}"))
+}
+
+// TestOlderBaseline: a file of an older canaryd is read. It has no native table.
+func TestOlderBaseline(t *testing.T) {
+	s := openStore(t, t.TempDir(), here)
+	g := full(t, 3)
+	generation, err := json.Marshal(g)
+	must(t, err)
+	for format := 1; format <= 2; format++ {
+		text := fmt.Sprintf(`{"format":%d,"confirmed":"2026-01-01T12:00:00Z","id":%q,"captured":"2026-01-01T12:00:00Z","rules":3,"chains":1,"generation":%s}`, format, g.ID(), generation)
+		must(t, os.WriteFile(s.baselinePath(), []byte(text), 0o600))
+		got, err := s.LoadBaseline()
+		must(t, err)
+		if got.ID != g.ID() || got.Rules != 3 || got.Native != nil || got.Generation.ID() != g.ID() {
+			t.Errorf("format %d: %+v", format, got)
+		}
+	}
+}
+
 // TestBaselineThatIsNotBelieved: another user or another canaryd wrote the file, or it is torn or
 // too large. No part of it is believed. It can be forgotten and replaced.
 func TestBaselineThatIsNotBelieved(t *testing.T) {
@@ -61,16 +95,22 @@ func TestBaselineThatIsNotBelieved(t *testing.T) {
 		{"empty", func(path, _ string) error { return os.WriteFile(path, nil, 0o600) }, "corrupt"},
 		{"null", func(path, _ string) error { return os.WriteFile(path, []byte("null"), 0o600) }, "corrupt"},
 		{"newer", func(path, text string) error {
-			return os.WriteFile(path, []byte(strings.Replace(text, `"format":2`, `"format":3,"more":1`, 1)), 0o600)
+			return os.WriteFile(path, []byte(strings.Replace(text, `"format":3`, `"format":4,"more":1`, 1)), 0o600)
 		}, ErrNewer.Error()},
 		{"with a field too many", func(path, text string) error {
-			return os.WriteFile(path, []byte(strings.Replace(text, `"format":2`, `"format":2,"more":1`, 1)), 0o600)
+			return os.WriteFile(path, summed(strings.Replace(text, `"format":3`, `"format":3,"more":1`, 1)), 0o600)
 		}, "corrupt"},
 		{"with another rule", func(path, text string) error {
-			return os.WriteFile(path, []byte(strings.Replace(text, "-j RETURN", "-j ACCEPT", 1)), 0o600)
+			return os.WriteFile(path, summed(strings.Replace(text, "-j RETURN", "-j ACCEPT", 1)), 0o600)
 		}, "corrupt"},
+		{"with another digest of a native rule", func(path, text string) error {
+			return os.WriteFile(path, []byte(strings.Replace(text, `"services":"A`, `"services":"B`, 1)), 0o600)
+		}, "its sum is another"},
+		{"with a piece of a digest", func(path, text string) error {
+			return os.WriteFile(path, summed(strings.Replace(text, `"services":"AAAA`, `"services":"`, 1)), 0o600)
+		}, "has another size"},
 		{"of an older format", func(path, text string) error {
-			return os.WriteFile(path, []byte(strings.Replace(text, `"format":2`, `"format":0`, 1)), 0o600)
+			return os.WriteFile(path, summed(strings.Replace(text, `"format":3`, `"format":0`, 1)), 0o600)
 		}, "corrupt"},
 		{"too large", func(path, text string) error { return os.Truncate(path, maxStored+1) }, "is too large"},
 		{"another user's", func(path, _ string) error { return os.Chown(path, 1234, 0) }, "belongs to user 1234"},
@@ -85,7 +125,7 @@ func TestBaselineThatIsNotBelieved(t *testing.T) {
 				t.Skip("SKIPPED: only root can give a file to another user")
 			}
 			s := openStore(t, t.TempDir(), here)
-			_, err := s.SaveBaseline(Baseline{Confirmed: noon, Generation: full(t, 3)})
+			_, err := s.SaveBaseline(Baseline{Confirmed: noon, Generation: full(t, 3), Native: confirmedTables()})
 			must(t, err)
 			text, err := os.ReadFile(s.baselinePath())
 			must(t, err)
@@ -94,7 +134,7 @@ func TestBaselineThatIsNotBelieved(t *testing.T) {
 			if err == nil || errors.Is(err, ErrNothingStored) || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("%v, want %q", err, test.want)
 			}
-			if got.Generation != nil || got.ID != "" {
+			if got.Generation != nil || got.ID != "" || got.Native != nil {
 				t.Errorf("believed: %+v", got)
 			}
 			must(t, s.ForgetBaseline())

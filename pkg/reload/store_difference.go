@@ -324,7 +324,7 @@ func (p *places) take(hash uint64, best int) (int, bool) {
 		for i := range p.order {
 			p.order[i] = i
 		}
-		slices.SortStableFunc(p.order, func(a, b int) int { return cmp.Compare(p.list[a], p.list[b]) })
+		slices.SortFunc(p.order, func(a, b int) int { return cmp.Or(cmp.Compare(p.list[a], p.list[b]), cmp.Compare(a, b)) })
 	}
 	at, known := p.first[hash]
 	if !known {

@@ -132,7 +132,7 @@ func (s Section) NotLedTo(names []string) []string {
 }
 
 // JumpChains returns the built-in chains that hold jumps, in the order of netfilter's hooks.
-// A replay and a baseline treat one such chain after the other.
+// A replay treats one such chain after the other.
 func (s Section) JumpChains(table TableName) []string {
 	var names []string
 	for _, name := range builtin[table] {
@@ -141,6 +141,23 @@ func (s Section) JumpChains(table TableName) []string {
 		}
 	}
 	return names
+}
+
+// EachChain calls do for each built-in chain that has jumps, with these, and then for each
+// protected chain. A baseline compares one such list after the other.
+func (s Section) EachChain(t TableName, do func(name string, list []Rule)) {
+	for _, name := range s.JumpChains(t) {
+		var list []Rule
+		for _, h := range s.Jumps {
+			if h.Chain == name {
+				list = append(list, h.Rule)
+			}
+		}
+		do(name, list)
+	}
+	for i := range s.Chains {
+		do(s.Chains[i].Name, s.Chains[i].Rules)
+	}
 }
 
 // RuleCount returns the number of rules, jumps included, without chains that are left out.

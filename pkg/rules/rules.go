@@ -12,12 +12,12 @@
 //   - [Diff] lists the differences between two sections. [Rule.Equal] reports whether two rules
 //     mean the same, however they are spelled. [Render] writes text for iptables-restore.
 //   - [Generation.NatHooks] has the nat rules through which package nat takes a flow's first
-//     packet. A [Baseline] lists the rules that appeared since an operator confirmed a generation.
+//     packet.
 //
 // Everything is a value. Chains and rules are shared between values and never changed in place. So
 // an unchanged part is the same memory, and comparing it costs next to nothing. Values may be read
-// by many goroutines at a time. A [Baseline] and the chains of NatHooks remember results: each is
-// for one goroutine at a time.
+// by many goroutines at a time. The chains of NatHooks remember results: they are for one goroutine
+// at a time.
 //
 // A text that does not follow the format is a [*ParseError]. A rule whose text may not be
 // written back unchanged is opaque, which is no error. It keeps its place in the chain and is

@@ -1,4 +1,4 @@
-package rules_test
+package baseline
 
 import (
 	"fmt"
@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -39,26 +40,29 @@ func chainsOf(t testing.TB, lines ...string) rules.Generation {
 }
 
 // said formats changes as lines: "CHAIN known +rule -2 reordered".
-func said(changes []rules.ChainChange) []string {
+func said(changes []*change) []string {
 	var lines []string
 	for _, c := range changes {
-		line := c.Chain
-		if !c.Known {
+		line := c.name
+		if !c.known {
 			line += " new"
 		}
-		for _, r := range c.Appeared {
-			line += " +" + r.Spec
+		for _, i := range c.appeared {
+			_, spec, _ := strings.Cut(c.list.words(i), "-A "+c.name+" ")
+			line += " +" + spec
 		}
-		if c.Gone > 0 {
-			line += fmt.Sprintf(" -%d", c.Gone)
+		if c.gone > 0 {
+			line += fmt.Sprintf(" -%d", c.gone)
 		}
-		if c.Reordered {
+		if c.reordered {
 			line += " reordered"
 		}
 		lines = append(lines, line)
 	}
 	return lines
 }
+
+func baseOf(g rules.Generation) *Base { return newBase(&reload.Baseline{Generation: g}) }
 
 func TestSinceABaseline(t *testing.T) {
 	base := []string{"INPUT: -j A", "A: -p tcp -m tcp --dport 1 -j ACCEPT; -j DROP; -j DROP; -s 10.0.0.0/8 -j B", "B: -j RETURN", "EMPTY: "}
@@ -97,17 +101,17 @@ func TestSinceABaseline(t *testing.T) {
 		{"nothing at all", nil, []string{"A -4", "B -1", "INPUT -1"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			b, g := rules.NewBaseline(chainsOf(t, base...)), chainsOf(t, tt.now...)
+			b, g := baseOf(chainsOf(t, base...)), &Content{Generation: chainsOf(t, tt.now...)}
 			for _, when := range []string{"first", "again, from what is known"} {
-				if d := cmp.Diff(tt.want, said(b.Since(g))); d != "" {
+				if d := cmp.Diff(tt.want, said(b.since(g))); d != "" {
 					t.Errorf("%s (-want +got):\n%s", when, d)
 				}
 			}
 			// The earlier difference must have no effect.
-			if got := said(b.Since(chainsOf(t, base...))); got != nil {
+			if got := said(b.since(&Content{Generation: chainsOf(t, base...)})); got != nil {
 				t.Errorf("once it is as it was: %q", got)
 			}
-			if d := cmp.Diff(tt.want, said(b.Since(g))); d != "" {
+			if d := cmp.Diff(tt.want, said(b.since(g))); d != "" {
 				t.Errorf("once more (-want +got):\n%s", d)
 			}
 		})
@@ -117,26 +121,26 @@ func TestSinceABaseline(t *testing.T) {
 // TestLacks: Lacks must list the rules that a baseline does not have, after any earlier
 // comparison.
 func TestLacks(t *testing.T) {
-	b := rules.NewBaseline(chainsOf(t, "A: -j ACCEPT; -j DROP", "B: -j RETURN"))
+	b := baseOf(chainsOf(t, "A: -j ACCEPT; -j DROP", "B: -j RETURN"))
 	g := chainsOf(t, "A: -j ACCEPT; -j LOG; -j DROP", "C: -j ACCEPT")
 	for range 2 {
 		for chain, want := range map[string][]string{"A": {"-j LOG"}, "C": {"-j ACCEPT"}, "D": nil} {
 			c, _ := g[rules.IPv4.Table(rules.Filter)].Chain(chain)
 			var got []string
-			for _, r := range b.Lacks(rules.IPv4, rules.Filter, chain, c.Rules) {
+			for _, r := range b.Lacks(rules.IPv4.Table(rules.Filter), chain, c.Rules) {
 				got = append(got, r.Spec)
 			}
 			if d := cmp.Diff(want, got); d != "" {
 				t.Errorf("%s (-want +got):\n%s", chain, d)
 			}
-			if n := len(b.Lacks(rules.IPv6, rules.Filter, chain, c.Rules)); n != len(c.Rules) {
+			if n := len(b.Lacks(rules.IPv6.Table(rules.Filter), chain, c.Rules)); n != len(c.Rules) {
 				t.Errorf("%s of a family that the baseline does not have: %d of %d are lacking", chain, n, len(c.Rules))
 			}
 		}
-		b.Since(g)
+		b.since(&Content{Generation: g})
 	}
 	part, _ := g[rules.IPv4.Table(rules.Filter)].Chain("A")
-	if got := b.Lacks(rules.IPv4, rules.Filter, "A", part.Rules[2:]); got != nil {
+	if got := b.Lacks(rules.IPv4.Table(rules.Filter), "A", part.Rules[2:]); got != nil {
 		t.Errorf("a part of a chain: %v", got)
 	}
 }
@@ -164,16 +168,16 @@ func services(n, changed int) rules.Generation {
 // BenchmarkBaseline measures a baseline at 5,000 services (60,000 rules in 15,000 chains).
 func BenchmarkBaseline(b *testing.B) {
 	first, other := services(5000, 0), services(5000, 0)
-	base := rules.NewBaseline(first)
+	base := baseOf(first)
 	b.Run("confirm", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			rules.NewBaseline(first)
+			baseOf(first)
 		}
 	})
 	b.Run("nothing changed", func(b *testing.B) {
 		for b.Loop() {
-			base.Since(first)
+			base.since(&Content{Generation: first})
 		}
 	})
 	b.Run("a service changed", func(b *testing.B) {
@@ -181,25 +185,25 @@ func BenchmarkBaseline(b *testing.B) {
 		one := services(1, 1)[rules.IPv4.Table(rules.Nat)].Chains
 		changed := append(append([]rules.Chain{}, one...), section.Chains[3:]...)
 		next := rules.Generation{rules.IPv4.Table(rules.Nat): {Chains: changed}}
-		base.Since(first)
+		base.since(&Content{Generation: first})
 		for b.Loop() {
-			if n := len(base.Since(next)); n != 3 {
+			if n := len(base.since(&Content{Generation: next})); n != 3 {
 				b.Fatal(n)
 			}
-			base.Since(first)
+			base.since(&Content{Generation: first})
 		}
 	})
 	b.Run("another memory", func(b *testing.B) {
 		for b.Loop() {
-			base.Since(first)
-			base.Since(other)
+			base.since(&Content{Generation: first})
+			base.since(&Content{Generation: other})
 		}
 	})
 	b.Run("everything changed", func(b *testing.B) {
 		next := services(5000, 5000)
 		for b.Loop() {
-			base.Since(first)
-			base.Since(next)
+			base.since(&Content{Generation: first})
+			base.since(&Content{Generation: next})
 		}
 	})
 }
