@@ -45,10 +45,20 @@ func onNFT(t *testing.T, story func(t *testing.T, s *OnNFT, follow func(write bo
 					nat.Chains = append(nat.Chains, c)
 				}
 			}
-			return s.Follow(t.Context(), Want{ID: natV4, Nat: Nat{Section: nat, Digest: snapshot.Digest, Write: write}})[natV4]
+			return s.follow(t.Context(), Want{ID: natV4, Nat: Nat{Section: nat, Digest: snapshot.Digest, Write: write}})
 		}
 		story(t, s, follow)
 	})
+}
+
+// follow follows a table, and writes its copy at once.
+func (s *OnNFT) follow(ctx context.Context, want Want) Copy {
+	all, write := s.Follow(ctx, want)
+	if write == nil {
+		return all[want.ID]
+	}
+	write.Run()
+	return write.Take()[want.ID]
 }
 
 // gate moves the gate and fails unless its state is then as wanted.
@@ -104,8 +114,8 @@ func TestStandbyCopiesOnlyWhatWasExamined(t *testing.T) {
 		snapshot, err := s.kernel.Read(t.Context(), rules.IPv4)
 		must(t, err)
 		nstest.Command(t, "iptables-nft", "-t", "nat", "-F")
-		got := s.Follow(context.Background(), Want{ID: natV4, Nat: Nat{Digest: snapshot.Digest, Write: true}})
-		if !errors.Is(got[natV4].Err, ErrMoved) {
+		got := s.follow(context.Background(), Want{ID: natV4, Nat: Nat{Digest: snapshot.Digest, Write: true}})
+		if !errors.Is(got.Err, ErrMoved) {
 			t.Errorf("it says %+v", got)
 		}
 		if s.tables.Held(natV4) != held {
@@ -237,7 +247,7 @@ func proxyOf(t *testing.T, s *OnNFT, priority, address, client string) Want {
 func (s *OnNFT) followNative(t *testing.T, want Want) (steps int) {
 	t.Helper()
 	for {
-		copied := s.Follow(t.Context(), want)[want.ID]
+		copied := s.follow(t.Context(), want)
 		must(t, copied.Err)
 		if steps++; !copied.Unfinished {
 			return steps

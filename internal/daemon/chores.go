@@ -58,20 +58,20 @@ func (d *Daemon) newChores() []chore {
 		{"judge what the last run left", func(st *state) time.Time { return st.suspicion.retry.At }, func(st *state) bool { return st.suspicion != nil }, readLimit, d.judgeRemains},
 		{"look", func(st *state) time.Time { return st.looking.at }, nil, readLimit, d.lookEverywhere},
 		{"look at native tables before the heal", d.firstNativeLookAt, nil, readLimit, d.lookNativeFirst},
-		{"heal", func(st *state) time.Time { return st.loss.retry.At }, func(st *state) bool { return st.loss != nil }, d.settleLimit(), d.heal},
+		{"heal", func(st *state) time.Time { return st.loss.retry.At }, alone(func(st *state) bool { return st.loss != nil }), d.settleLimit(), d.heal},
 	}, d.nativeChores(), []chore{
 		{"examine", perFamily(func(fs *familyState) time.Time { return fs.examined.dueAt }), nil, readLimit, d.examine},
 		{"say what was accepted", func(st *state) time.Time { return st.accepted.At }, nil, briefLimit, d.sayAccepted},
 		{"say which policies have become DROP", func(st *state) time.Time { return st.closings.At }, nil, briefLimit, d.sayPolicies},
 		{"ask kube-proxy for a full sync", perFamily(func(fs *familyState) time.Time { return fs.proxy.askAt }), (*state).mayWrite, writeLimit, d.askForSyncs},
-		{"plant", func(st *state) time.Time { return st.marks.retry.At }, func(st *state) bool { return !st.allPlanted() }, writeLimit, d.plant},
-		{"keep connections", d.keepAt, d.mayKeep, briefLimit, d.keep},
-		{"follow with the standby", d.followAt, (*state).nothingLost, writeLimit, d.followStandby},
+		{"plant", func(st *state) time.Time { return st.marks.retry.At }, alone(func(st *state) bool { return !st.allPlanted() }), writeLimit, d.plant},
+		{"keep connections", d.keepAt, alone(d.mayKeep), briefLimit, d.keep},
+		{"follow with the standby", d.followAt, alone((*state).nothingLost), writeLimit, d.followStandby},
 		{"apply the declaration", func(st *state) time.Time { return st.declared.retry.At }, (*state).mayWrite, writeLimit, d.apply},
 		{"empty the quarantine", func(st *state) time.Time { return st.quarantine.retry.At }, (*state).mayWrite, writeLimit, d.readmit},
 		{"remove doubled jumps", perFamily(func(fs *familyState) time.Time { return fs.undoubleAt }), (*state).mayWrite, writeLimit, d.undouble},
 		{"remove what pods that are gone left", func(st *state) time.Time { return st.pods.RemoveAt }, (*state).mayWrite, writeLimit, d.removeGoneContainers},
-		{"renew the marks", perFamily(rotationAt), (*state).nothingLost, writeLimit, d.rotate},
+		{"renew the marks", perFamily(rotationAt), alone((*state).nothingLost), writeLimit, d.rotate},
 		{"end the contention", func(st *state) time.Time { return st.contention.calmAt }, (*state).nothingLost, briefLimit, func(ctx context.Context, st *state) { st.contention.end(ctx) }},
 		{"count unguarded rules", d.inventoryAt, d.mayTakeInventory, readLimit, d.takeInventory},
 		{"find owners", d.ownersAt, d.mayFindOwners, briefLimit, d.findOwners},
@@ -122,12 +122,18 @@ func perFamily(at func(*familyState) time.Time) func(*state) time.Time {
 	}
 }
 
+// alone lets a chore wait while a copy of the standby is written beside the loop: the chore
+// commits, or waits until the flusher is quiet.
+func alone(may func(*state) bool) func(*state) bool {
+	return func(st *state) bool { return st.copying == nil && may(st) }
+}
+
 // nothingLost reports whether no loss is open. A chore that would write during a loss waits for
 // its replay.
 func (st *state) nothingLost() bool { return st.loss == nil }
 
-// mayWrite reports whether canaryd may write rules while nothing is lost.
-func (st *state) mayWrite() bool { return st.loss == nil && st.heals() }
+// mayWrite reports whether canaryd may write rules while nothing is lost, and now.
+func (st *state) mayWrite() bool { return st.loss == nil && st.heals() && st.copying == nil }
 
 // keepAt returns when the keeper's step is due: at once if the basis of its decision has
 // changed.
@@ -173,6 +179,9 @@ func (d *Daemon) work(ctx context.Context, name string, limit time.Duration, do 
 // health checks restart canaryd otherwise. Losses do not count: a restart in the middle of an
 // outage does not help.
 func (d *Daemon) Alive() error {
+	if r := d.writing.Load(); r != nil && r.overdue() != nil {
+		return r.overdue()
+	}
 	if r := d.running.Load(); r != nil {
 		return r.overdue()
 	}
