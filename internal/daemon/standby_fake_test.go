@@ -144,6 +144,9 @@ func (s *fakeStandby) translate(want copies.Want) copies.Copy {
 			return copies.Copy{Err: s.followErr}
 		}
 	}
+	if now, err := s.fake.Stamp(context.Background(), want.ID.Family); !want.Nat.Known && (err != nil || now.Exact && now.Value != want.Nat.Digest) {
+		return copies.Copy{Err: copies.ErrMoved}
+	}
 	return copies.Copy{Chains: len(want.Nat.Section.Chains), Writing: want.Nat.Write}
 }
 
