@@ -36,7 +36,8 @@ const (
 	readLimit = 3 * time.Minute
 	// writeLimit is for a chore that writes. At 5,000 services a replay takes 2 s, and
 	// 13 s by iptables-restore. It may wait 5 s for the xtables lock; iptables-restore is
-	// killed after 2 minutes, and each family is read before and after it.
+	// killed after 2 minutes, and each family is read before and after it. A chore with that
+	// limit or more waits while a copy of the standby is written (runnable).
 	writeLimit = 10 * time.Minute
 	// diskLimit is for a chore that writes to disk, and may execute ipset for each set.
 	diskLimit = 5 * time.Minute
@@ -58,20 +59,20 @@ func (d *Daemon) newChores() []chore {
 		{"judge what the last run left", func(st *state) time.Time { return st.suspicion.retry.At }, func(st *state) bool { return st.suspicion != nil }, readLimit, d.judgeRemains},
 		{"look", func(st *state) time.Time { return st.looking.at }, nil, readLimit, d.lookEverywhere},
 		{"look at native tables before the heal", d.firstNativeLookAt, nil, readLimit, d.lookNativeFirst},
-		{"heal", func(st *state) time.Time { return st.loss.retry.At }, alone(func(st *state) bool { return st.loss != nil }), d.settleLimit(), d.heal},
+		{"heal", func(st *state) time.Time { return st.loss.retry.At }, func(st *state) bool { return st.loss != nil }, d.settleLimit(), d.heal},
 	}, d.nativeChores(), []chore{
 		{"examine", perFamily(func(fs *familyState) time.Time { return fs.examined.dueAt }), nil, readLimit, d.examine},
 		{"say what was accepted", func(st *state) time.Time { return st.accepted.At }, nil, briefLimit, d.sayAccepted},
 		{"say which policies have become DROP", func(st *state) time.Time { return st.closings.At }, nil, briefLimit, d.sayPolicies},
 		{"ask kube-proxy for a full sync", perFamily(func(fs *familyState) time.Time { return fs.proxy.askAt }), (*state).mayWrite, writeLimit, d.askForSyncs},
-		{"plant", func(st *state) time.Time { return st.marks.retry.At }, alone(func(st *state) bool { return !st.allPlanted() }), writeLimit, d.plant},
-		{"keep connections", d.keepAt, alone(d.mayKeep), briefLimit, d.keep},
-		{"follow with the standby", d.followAt, alone((*state).nothingLost), writeLimit, d.followStandby},
+		{"plant", func(st *state) time.Time { return st.marks.retry.At }, func(st *state) bool { return !st.allPlanted() }, writeLimit, d.plant},
+		{"keep connections", d.keepAt, d.mayKeep, briefLimit, d.keep},
+		{"follow with the standby", d.followAt, (*state).nothingLost, writeLimit, d.followStandby},
 		{"apply the declaration", func(st *state) time.Time { return st.declared.retry.At }, (*state).mayWrite, writeLimit, d.apply},
 		{"empty the quarantine", func(st *state) time.Time { return st.quarantine.retry.At }, (*state).mayWrite, writeLimit, d.readmit},
 		{"remove doubled jumps", perFamily(func(fs *familyState) time.Time { return fs.undoubleAt }), (*state).mayWrite, writeLimit, d.undouble},
 		{"remove what pods that are gone left", func(st *state) time.Time { return st.pods.RemoveAt }, (*state).mayWrite, writeLimit, d.removeGoneContainers},
-		{"renew the marks", perFamily(rotationAt), alone((*state).nothingLost), writeLimit, d.rotate},
+		{"renew the marks", perFamily(rotationAt), (*state).nothingLost, writeLimit, d.rotate},
 		{"end the contention", func(st *state) time.Time { return st.contention.calmAt }, (*state).nothingLost, briefLimit, func(ctx context.Context, st *state) { st.contention.end(ctx) }},
 		{"count unguarded rules", d.inventoryAt, d.mayTakeInventory, readLimit, d.takeInventory},
 		{"find owners", d.ownersAt, d.mayFindOwners, briefLimit, d.findOwners},
@@ -94,18 +95,34 @@ func (c chore) dueAt(st *state) time.Time {
 // first chore on again.
 func (d *Daemon) next(st *state) *chore {
 	now := time.Now()
-	for i := range d.chores {
-		if c := &d.chores[i]; pace.Due(c.dueAt(st), now) {
+	chores := d.runnable(st, now)
+	for i := range chores {
+		if c := &chores[i]; pace.Due(c.dueAt(st), now) {
 			return c
 		}
 	}
 	return nil
 }
 
+// runnable returns the chores that may run now. While a copy of the standby is written, no chore
+// runs that writes: the copy's commit would make its writes stale, or look like a flusher's. The
+// first due one ends the list, so that no later chore delays it.
+func (d *Daemon) runnable(st *state, now time.Time) []chore {
+	if st.copying == nil {
+		return d.chores
+	}
+	for i, c := range d.chores {
+		if c.limit >= writeLimit && pace.Due(c.dueAt(st), now) {
+			return d.chores[:i]
+		}
+	}
+	return d.chores
+}
+
 // wakeAt returns when the next chore is due without a hint: the loop sleeps until then.
 func (d *Daemon) wakeAt(st *state) time.Time {
 	var at time.Time
-	for _, c := range d.chores {
+	for _, c := range d.runnable(st, time.Now()) {
 		at = pace.Earliest(at, c.dueAt(st))
 	}
 	return at
@@ -122,18 +139,12 @@ func perFamily(at func(*familyState) time.Time) func(*state) time.Time {
 	}
 }
 
-// alone lets a chore wait while a copy of the standby is written beside the loop: the chore
-// commits, or waits until the flusher is quiet.
-func alone(may func(*state) bool) func(*state) bool {
-	return func(st *state) bool { return st.copying == nil && may(st) }
-}
-
 // nothingLost reports whether no loss is open. A chore that would write during a loss waits for
 // its replay.
 func (st *state) nothingLost() bool { return st.loss == nil }
 
-// mayWrite reports whether canaryd may write rules while nothing is lost, and now.
-func (st *state) mayWrite() bool { return st.loss == nil && st.heals() && st.copying == nil }
+// mayWrite reports whether canaryd may write rules while nothing is lost.
+func (st *state) mayWrite() bool { return st.loss == nil && st.heals() }
 
 // keepAt returns when the keeper's step is due: at once if the basis of its decision has
 // changed.

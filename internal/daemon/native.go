@@ -214,13 +214,13 @@ func (r *nativeRealm) families() []tableid.Family {
 func (d *Daemon) nativeChores() []chore {
 	return []chore{
 		{"look at native tables", func(st *state) time.Time { return st.native.lookAt }, nil, readLimit, d.lookNative},
-		{"heal native tables", func(st *state) time.Time { return st.native.loss.retry.At }, alone(func(st *state) bool { return st.native.loss != nil }), d.settleLimit(), d.healNative},
+		{"heal native tables", func(st *state) time.Time { return st.native.loss.retry.At }, func(st *state) bool { return st.native.loss != nil }, d.settleLimit(), d.healNative},
 		{"read native tables", func(st *state) time.Time { return st.native.readAt }, mayReadNative, readLimit, d.readNative},
 		{"read what packets add to native tables", func(st *state) time.Time { return st.native.refreshAt }, noNativeReplay, readLimit, d.refreshNative},
 		{"empty the quarantine of native tables", func(st *state) time.Time { return st.native.readmit.At }, mayWriteNative, writeLimit, d.readmitNative},
 		{"request full syncs in nftables mode", func(st *state) time.Time { return st.native.fullSyncAt() }, mayWriteNative, briefLimit, d.requestFullSyncs},
-		{"rehearse native tables", func(st *state) time.Time { return st.native.rehearseAt() }, alone(noNativeReplay), readLimit, d.rehearseNative},
-		{"plant witnesses", func(st *state) time.Time { return st.native.plantAt }, alone(mayReadNative), briefLimit, d.plantWitnesses},
+		{"rehearse native tables", func(st *state) time.Time { return st.native.rehearseAt() }, noNativeReplay, readLimit, d.rehearseNative},
+		{"plant witnesses", func(st *state) time.Time { return st.native.plantAt }, mayReadNative, briefLimit, d.plantWitnesses},
 		{"end the contention of native tables", func(st *state) time.Time { return st.native.contention.calmAt }, func(st *state) bool { return st.native.loss == nil }, briefLimit,
 			func(ctx context.Context, st *state) { st.native.contention.end(ctx) }},
 		{"save native tables", func(st *state) time.Time { return st.native.disk.saveAt }, nil, diskLimit, d.saveNative},

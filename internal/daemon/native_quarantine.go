@@ -92,8 +92,8 @@ func logHeld(ctx context.Context, id tableid.TableID, held []native.Held) {
 	}
 }
 
-// mayWriteNative reports whether native tables may be written now, and no replay is due.
-func mayWriteNative(st *state) bool { return st.native.loss == nil && st.heals() && st.copying == nil }
+// mayWriteNative reports whether native tables may be written and no replay is due.
+func mayWriteNative(st *state) bool { return st.native.loss == nil && st.heals() }
 
 // readmitNative puts parts of native tables back that are in quarantine, as far as the kernel
 // takes them by now. A part that it still refuses costs no commit.

@@ -9,8 +9,7 @@ import (
 
 // This file writes copies beside the loop. At 5,000 services the kernel takes 40 ms for a change
 // of a copy, and may wait for an owner's transaction first. Meanwhile the loop looks, examines,
-// learns and opens gates. Chores that commit wait (alone): the copy's commit would make their
-// writes stale. So do heals, which wait for other commits than canaryd's own.
+// learns and opens gates. Chores that write, and heals, wait (runnable).
 
 // copying is the write of copies that is under way.
 type copying struct {
