@@ -35,9 +35,10 @@ type Standby interface {
 	// Want requests it. Until the Write is taken, the loop may call Gate only.
 	Follow(ctx context.Context, wants ...Want) (map[tableid.TableID]Copy, Write)
 	// Gate opens or shuts the gate of a copy. It opens the gate in the same transaction that
-	// adds the copy's missing rules, if any are missing. If a Write is just adding them, Gate
-	// opens at once. For nat it opens only the hooks whose path lost something. Shutting shuts all hooks and needs the ID only. If shutting fails,
-	// the table is gone; the error wraps standby.ErrNotBuilt if there was none before.
+	// adds the copy's missing rules, if any are missing. If a Write is just adding them, it opens
+	// at once. For nat it opens only the hooks whose path lost something. Shutting shuts all
+	// hooks and needs the ID only. If shutting fails, the table is gone; the error wraps
+	// standby.ErrNotBuilt if there was none before.
 	Gate(want Want, order Order) (Answer, error)
 	// Release deletes the copy, if there is one.
 	Release(id tableid.TableID) error

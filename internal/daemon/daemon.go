@@ -181,14 +181,14 @@ type Daemon struct {
 	words          []protect.OwnWord // of --protect that name rules themselves
 	chores         []chore
 	running        atomic.Pointer[running] // the step that the loop is at; nil: none
-	writing        atomic.Pointer[running] // the write of copies beside it; nil: none
+	writing        atomic.Pointer[running] // the write of copies on another goroutine; nil: none
 	journalTrouble pace.Shared             // why the last flush record is not on disk
 	listenTrouble  pace.Shared             // why HTTP is not served
 	// baselineTaken is closed once the loop has read the baseline from disk.
 	baselineTaken chan struct{}
 	confirming    sync.Mutex   // held while a request changes the baseline
 	watchers      watchers     // clients that follow the status
-	beside        atomic.Int64 // CPU time of sweeps and copies in ns that no replay was charged for
+	elsewhere     atomic.Int64 // CPU time of sweeps and copies in ns that no replay was charged for
 }
 
 // A request is a step that another goroutine hands to the loop, such as the control socket's.

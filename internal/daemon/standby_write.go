@@ -7,9 +7,9 @@ import (
 	"github.com/canaryd/canaryd/internal/copies"
 )
 
-// This file writes copies beside the loop. At 5,000 services the kernel takes 40 ms for a change
-// of a copy, and may wait for an owner's transaction first. Meanwhile the loop looks, examines,
-// learns and opens gates. Chores that write, and heals, wait (runnable).
+// This file writes copies while the loop runs. At 5,000 services the kernel takes 40 ms for a
+// change of a copy, and may wait for an owner's transaction first. Meanwhile the loop looks,
+// examines, learns and opens gates. Chores that write, and heals, wait (runnable).
 
 // copying is the write of copies that is under way.
 type copying struct {
@@ -33,7 +33,7 @@ func (d *Daemon) runWrites() {
 		d.writing.Store(&running{"write the standby's copy", time.Now(), writeLimit})
 		write.Run()
 		d.writing.Store(nil)
-		d.beside.Add(int64(d.cpu() - used))
+		d.elsewhere.Add(int64(d.cpu() - used))
 		d.written <- struct{}{}
 	}
 }

@@ -229,10 +229,10 @@ func (s *Standby) Held(id tableid.TableID) *Copy {
 
 // Open opens hooks, in one transaction with the changes of pending that the kernel lacks. If
 // pending is nil, a packet opens a hook behind a gate where that is possible. It waits for no
-// transaction, not even for one of this Standby, and changes no genid. Open hooks stay open. If pending cannot be written,
-// no hook is opened. The caller may open without pending then, but the copy is out of date.
-// Copy.Openable says which hooks to open. The kernel shuts a hook behind a gate after 32 s if
-// canaryd does not.
+// transaction, not even for one of this Standby, and changes no genid. Open hooks stay open. If
+// pending cannot be written, no hook is opened. The caller may open without pending then, but the
+// copy is out of date. Copy.Openable says which hooks to open. The kernel shuts a hook behind a
+// gate after 32 s if canaryd does not.
 func (s *Standby) Open(id tableid.TableID, hooks []Hook, pending *Copy) error {
 	knocked := errNoKnock
 	if pending == nil {
