@@ -245,6 +245,9 @@ func (c *chain) add(rules []rule, r reading) []rule {
 // also gathers the bits of the mark that they may set. Chains of other owners are copied
 // already.
 func (t *translator) reach() {
+	if t.reachSame() {
+		return
+	}
 	var next []string
 	for _, h := range t.out.hooks {
 		t.out.marks |= h.body.marks
@@ -263,11 +266,50 @@ func (t *translator) reach() {
 	}
 }
 
+// reachSame is reach where all chains lead where they did in the earlier copy: it copies only the
+// chains that changed. It returns false if a chain leads elsewhere.
+func (t *translator) reachSame() bool {
+	sameJumps := func(was, is *hook) bool { return slices.Equal(was.body.jumps, is.body.jumps) }
+	if !maps.EqualFunc(t.before.hooks, t.out.hooks, sameJumps) {
+		return false
+	}
+	all, marks, shadows := maps.Clone(t.before.chains), uint32(0), len(t.out.chains)
+	for name, was := range t.before.chains {
+		is := was
+		if was.shadow {
+			is = t.out.chains[name]
+			shadows--
+		} else if !t.unchanged(name, was) {
+			if _, exists := t.src.Chains.Chain(name); !exists {
+				return false
+			}
+			is = t.chain(name)
+		}
+		if is == nil || is.shadow != was.shadow || !slices.Equal(is.jumps, was.jumps) {
+			return false
+		}
+		if is != was {
+			all[name] = is
+		} else if rules := t.before.rules[name]; rules != nil {
+			t.out.rules[name] = rules
+		}
+		marks |= is.marks
+	}
+	if shadows != 0 {
+		return false
+	}
+	for _, h := range t.out.hooks {
+		marks |= h.body.marks
+	}
+	t.out.chains, t.out.marks = all, marks
+	return true
+}
+
 // chain copies a protected chain as a whole, or leaves it out with a reason; reach calls it. A
 // chain whose version is that of the earlier copy is taken from there, without its rules if the
 // kernel has them already.
 func (t *translator) chain(name string) *chain {
-	if was := t.unchanged(name); was != nil {
+	if was := t.before.chains[name]; t.unchanged(name, was) {
 		if rules := t.before.rules[name]; rules != nil {
 			t.out.rules[name] = rules
 		}
@@ -299,19 +341,11 @@ func (t *translator) chain(name string) *chain {
 	return c
 }
 
-// unchanged returns the earlier copy of a chain if the chain is the same and its rules may still
-// lead where they did; else nil. The kernel keeps the chains to which rules lead.
-func (t *translator) unchanged(name string) *chain {
-	was := t.before.chains[name]
-	if was == nil || was.version == 0 || was.leftOut != "" || was.version != t.src.Chains.Version(name) {
-		return nil
-	}
-	for _, to := range was.jumps {
-		if !t.src.Protects(to) {
-			return nil
-		}
-	}
-	return was
+// unchanged reports whether a chain is the same as in its earlier copy was, and its rules may still
+// lead where they did. The kernel keeps the chains to which rules lead.
+func (t *translator) unchanged(name string, was *chain) bool {
+	return was != nil && was.version != 0 && was.leftOut == "" && was.version == t.src.Chains.Version(name) &&
+		!slices.ContainsFunc(was.jumps, func(to string) bool { return !t.src.Protects(to) })
 }
 
 // leads returns the name of the chain to which a copied rule leads, or an error if none may. A
