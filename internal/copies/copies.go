@@ -8,7 +8,8 @@
 // flush, so that it never stays open for longer than [Most].
 //
 // Callers distinguish [ErrUnread], [ErrMoved] and [ErrOutdated], and the errors of pkg/standby.
-// Only the loop's goroutine calls a Standby and a Gate.
+// Only the loop's goroutine calls a Standby and a Gate. Another goroutine runs a [Write], because
+// the kernel takes 40 ms and more for one at 5,000 services.
 package copies
 
 import (
@@ -29,17 +30,27 @@ import (
 // in a step, or in a heal before its read. A commit between a replay's read and its write would
 // make the write stale.
 type Standby interface {
-	// Follow updates copies to the content that ought to be in force, and returns the state of
-	// each copy. It writes a copy of nat only if the Want requests it, and else only translates
-	// it.
-	Follow(ctx context.Context, wants ...Want) map[tableid.TableID]Copy
+	// Follow translates the content that ought to be in force. It returns the state of each copy,
+	// and the Write of copies that need one; nil: none does. A copy of nat is written only if the
+	// Want requests it. Until the Write is taken, the loop may call Gate only.
+	Follow(ctx context.Context, wants ...Want) (map[tableid.TableID]Copy, Write)
 	// Gate opens or shuts the gate of a copy. It opens the gate in the same transaction that
-	// adds the copy's missing rules, if any are missing. For nat it opens only the hooks whose
-	// path lost something. Shutting shuts all hooks and needs the ID only. If shutting fails,
-	// the table is gone; the error wraps standby.ErrNotBuilt if there was none before.
+	// adds the copy's missing rules, if any are missing. If a Write is just adding them, it opens
+	// at once. For nat it opens only the hooks whose path lost something. Shutting shuts all
+	// hooks and needs the ID only. If shutting fails, the table is gone; the error wraps
+	// standby.ErrNotBuilt if there was none before.
 	Gate(want Want, order Order) (Answer, error)
 	// Release deletes the copy, if there is one.
 	Release(id tableid.TableID) error
+}
+
+// A Write brings translated copies into the kernel.
+type Write interface {
+	// Run writes. One goroutine calls it, once.
+	Run()
+	// Take takes up the result, and returns the state of each written copy. The loop's goroutine
+	// calls it after Run.
+	Take() map[tableid.TableID]Copy
 }
 
 // A Want is the content of a table that ought to be in force.
@@ -72,6 +83,8 @@ type Copy struct {
 	// Unfinished means that the copy is still being built. Each call does a part of that, so
 	// that the loop can look at the rules in between.
 	Unfinished bool
+	// Writing means that it is only translated: the Write of Follow brings it into the kernel.
+	Writing bool
 	// Err is why there may be no copy; with ErrMoved or ErrUnread the copy is unchanged.
 	Err error
 }

@@ -20,7 +20,7 @@ import (
 )
 
 // An OnNFT is the Standby of a Kernel on nft. OpenNFT opens one, and Close ends it. Only the
-// loop's step calls its methods, but the limits of gates run concurrently.
+// loop's step calls its methods, but its Write and the limits of gates run concurrently.
 type OnNFT struct {
 	kernel *iptables.Kernel
 	tables *standby.Standby
@@ -33,6 +33,7 @@ type OnNFT struct {
 	// pending are copies that may be newer than the written ones. Only the loop's step uses
 	// them.
 	pending map[tableid.TableID]pendingCopy
+	writing *nftWrite      // not taken yet; nil: none is
 	ending  sync.WaitGroup // counts running limits
 
 	misses  *standby.Misses // nil: canaryd hears of none
@@ -127,23 +128,23 @@ func (s *OnNFT) Close() error {
 	return errors.Join(s.tables.Close(), s.conn.Close(), s.deafen())
 }
 
-// Follow implements Standby. It translates all tables before it writes one, because each write
+// Follow implements Standby. It translates all tables before one is written, because each write
 // moves the genid.
-func (s *OnNFT) Follow(ctx context.Context, wants ...Want) map[tableid.TableID]Copy {
-	all := map[tableid.TableID]Copy{}
+func (s *OnNFT) Follow(ctx context.Context, wants ...Want) (map[tableid.TableID]Copy, Write) {
+	all, w := map[tableid.TableID]Copy{}, &nftWrite{s: s, tables: s.tables}
 	for _, want := range wants {
-		all[want.ID] = Copy{Err: s.prepare(ctx, want)}
-	}
-	for _, want := range wants {
-		switch {
-		case want.isNat() && !want.Nat.Write, all[want.ID].Err != nil:
-		case s.pending[want.ID].copy == nil: // it was just deleted with the socket
-			all[want.ID] = Copy{Err: net.ErrClosed}
-		default:
-			all[want.ID] = s.write(want.ID)
+		err := s.prepare(ctx, want)
+		writes := err == nil && (!want.isNat() || want.Nat.Write)
+		if writes {
+			w.pieces = append(w.pieces, &piece{id: want.ID, copy: s.pending[want.ID].copy})
 		}
+		all[want.ID] = Copy{Writing: writes, Err: err}
 	}
-	return all
+	if len(w.pieces) == 0 {
+		return all, nil
+	}
+	s.writing = w
+	return all, w
 }
 
 // isNat reports whether the table is iptables' nat.
@@ -179,25 +180,6 @@ func (s *OnNFT) orReleased(id tableid.TableID, err error) error {
 		return errors.Join(err, s.Release(id))
 	}
 	return nil
-}
-
-// write brings a copy into the kernel. After an error there is no copy; the next try builds it
-// again.
-func (s *OnNFT) write(id tableid.TableID) Copy {
-	pending, stood := s.pending[id], s.tables.Held(id) != nil
-	more, err := s.tables.PutPiece(pending.copy)
-	if errors.Is(err, net.ErrClosed) {
-		err = errors.Join(err, s.dial())
-	}
-	switch err = s.orReleased(id, err); {
-	case err != nil:
-	case more && stood: // the rebuilt sets of a native table have room for their present elements
-		delete(s.pending, id)
-	case !more:
-		s.hold(id)
-	}
-	now := s.tables.Status(id)
-	return Copy{Chains: now.Chains, Uncopied: now.LeftOut, Unfinished: more, Err: err}
 }
 
 // hold notes that the kernel has the pending copy, so that a copy of nat no longer holds its
@@ -291,7 +273,7 @@ func (s *OnNFT) openNat(id tableid.TableID, order Order) (got Answer, err error)
 		return got, nil
 	}
 	got.Outdated, err = s.openHooks(id, hooks, s.pending[id].copy, nil, order)
-	if err == nil && got.Outdated == nil {
+	if err == nil && got.Outdated == nil && !s.writes(id) {
 		s.hold(id)
 	}
 	return got, err
@@ -302,7 +284,7 @@ func (s *OnNFT) openNat(id tableid.TableID, order Order) (got Answer, err error)
 // them, and outdated is why; but with OpenCurrent it opens nothing. If the table is gone after
 // an error, the error wraps standby.ErrNotBuilt, too.
 func (s *OnNFT) openHooks(id tableid.TableID, hooks []standby.Hook, pending *standby.Copy, refused error, order Order) (outdated, err error) {
-	if pending == s.tables.Held(id) {
+	if pending == s.tables.Held(id) || refused == nil && order != OpenCurrent && s.writes(id) {
 		pending = nil
 	}
 	if outdated = refused; outdated == nil {

@@ -45,10 +45,20 @@ func onNFT(t *testing.T, story func(t *testing.T, s *OnNFT, follow func(write bo
 					nat.Chains = append(nat.Chains, c)
 				}
 			}
-			return s.Follow(t.Context(), Want{ID: natV4, Nat: Nat{Section: nat, Digest: snapshot.Digest, Write: write}})[natV4]
+			return s.follow(t.Context(), Want{ID: natV4, Nat: Nat{Section: nat, Digest: snapshot.Digest, Write: write}})
 		}
 		story(t, s, follow)
 	})
+}
+
+// follow follows a table, and writes its copy at once.
+func (s *OnNFT) follow(ctx context.Context, want Want) Copy {
+	all, write := s.Follow(ctx, want)
+	if write == nil {
+		return all[want.ID]
+	}
+	write.Run()
+	return write.Take()[want.ID]
 }
 
 // gate moves the gate and fails unless its state is then as wanted.
@@ -104,8 +114,8 @@ func TestStandbyCopiesOnlyWhatWasExamined(t *testing.T) {
 		snapshot, err := s.kernel.Read(t.Context(), rules.IPv4)
 		must(t, err)
 		nstest.Command(t, "iptables-nft", "-t", "nat", "-F")
-		got := s.Follow(context.Background(), Want{ID: natV4, Nat: Nat{Digest: snapshot.Digest, Write: true}})
-		if !errors.Is(got[natV4].Err, ErrMoved) {
+		got := s.follow(context.Background(), Want{ID: natV4, Nat: Nat{Digest: snapshot.Digest, Write: true}})
+		if !errors.Is(got.Err, ErrMoved) {
 			t.Errorf("it says %+v", got)
 		}
 		if s.tables.Held(natV4) != held {
@@ -148,6 +158,55 @@ func TestStandbyOpensWithWhatIsOutstanding(t *testing.T) {
 		}
 		nstest.Command(t, "iptables-nft", "-t", "nat", "-F")
 		s.gate(t, true, true, 0) // nothing is outstanding any more
+	})
+}
+
+// TestStandbyOpensDuringAWrite: a change is being written when the rules are flushed. The gate
+// opens without a commit and stays open, and the change follows.
+func TestStandbyOpensDuringAWrite(t *testing.T) {
+	onNFT(t, func(t *testing.T, s *OnNFT, follow func(bool) Copy) {
+		must(t, follow(true).Err)
+		nstest.Command(t, "iptables-nft", "-t", "nat", "-I", "KUBE-SERVICES", "-d", "203.0.113.77", "-p", "tcp", "-j", "DNAT", "--to-destination", "203.0.113.78:80")
+		must(t, follow(false).Err)
+		all, write := s.Follow(t.Context(), Want{ID: natV4, Nat: Nat{Known: true, Write: true}})
+		if !all[natV4].Writing || write == nil {
+			t.Fatalf("it is not to be written: %+v", all)
+		}
+		nstest.Command(t, "iptables-nft", "-t", "nat", "-F")
+		s.gate(t, true, true, 0)
+		write.Run()
+		if copied := write.Take()[natV4]; copied.Err != nil || copied.Unfinished || copied.Chains < 50 {
+			t.Errorf("the write says %+v", copied)
+		}
+		if !strings.Contains(nstest.Command(t, "nft", "list", "chain", "ip", standby.TableName, "KUBE-SERVICES"), "203.0.113.77") {
+			t.Error("the change did not follow")
+		}
+		s.gate(t, true, true, 0)
+		s.gate(t, false, false, 1)
+	})
+}
+
+// TestStandbyOpensCurrentDuringAWrite: the copy is too old to be opened without the change that is
+// being written, so both come in one transaction. The write then has nothing to do.
+func TestStandbyOpensCurrentDuringAWrite(t *testing.T) {
+	onNFT(t, func(t *testing.T, s *OnNFT, follow func(bool) Copy) {
+		must(t, follow(true).Err)
+		nstest.Command(t, "iptables-nft", "-t", "nat", "-I", "KUBE-SERVICES", "-d", "203.0.113.77", "-p", "tcp", "-j", "DNAT", "--to-destination", "203.0.113.78:80")
+		must(t, follow(false).Err)
+		_, write := s.Follow(t.Context(), Want{ID: natV4, Nat: Nat{Known: true, Write: true}})
+		nstest.Command(t, "iptables-nft", "-t", "nat", "-F")
+		got, err := s.Gate(Want{ID: natV4}, OpenCurrent)
+		must(t, err)
+		if !got.Open || got.Commits != 1 {
+			t.Errorf("opened: %+v", got)
+		}
+		before := s.tables.Commits()
+		write.Run()
+		must(t, write.Take()[natV4].Err)
+		if got := s.tables.Commits() - before; got != 0 {
+			t.Errorf("the write then committed %d times", got)
+		}
+		s.gate(t, false, false, 1)
 	})
 }
 
@@ -237,7 +296,7 @@ func proxyOf(t *testing.T, s *OnNFT, priority, address, client string) Want {
 func (s *OnNFT) followNative(t *testing.T, want Want) (steps int) {
 	t.Helper()
 	for {
-		copied := s.Follow(t.Context(), want)[want.ID]
+		copied := s.follow(t.Context(), want)
 		must(t, copied.Err)
 		if steps++; !copied.Unfinished {
 			return steps

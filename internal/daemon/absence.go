@@ -27,6 +27,7 @@ type absence struct {
 // finish ends a run. It looks once more and saves its knowledge, so that the next run can bound
 // how long lost rules were absent.
 func (d *Daemon) finish(ctx context.Context, st *state) {
+	d.awaitCopying(ctx, st)
 	if !st.removed && st.loss == nil {
 		looking, done := context.WithTimeout(ctx, lastLookWithin)
 		st.looking.hint(time.Now())

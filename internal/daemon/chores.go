@@ -36,7 +36,8 @@ const (
 	readLimit = 3 * time.Minute
 	// writeLimit is for a chore that writes. At 5,000 services a replay takes 2 s, and
 	// 13 s by iptables-restore. It may wait 5 s for the xtables lock; iptables-restore is
-	// killed after 2 minutes, and each family is read before and after it.
+	// killed after 2 minutes, and each family is read before and after it. A chore with that
+	// limit or more waits while a copy of the standby is written (runnable).
 	writeLimit = 10 * time.Minute
 	// diskLimit is for a chore that writes to disk, and may execute ipset for each set.
 	diskLimit = 5 * time.Minute
@@ -94,18 +95,34 @@ func (c chore) dueAt(st *state) time.Time {
 // first chore on again.
 func (d *Daemon) next(st *state) *chore {
 	now := time.Now()
-	for i := range d.chores {
-		if c := &d.chores[i]; pace.Due(c.dueAt(st), now) {
+	chores := d.runnable(st, now)
+	for i := range chores {
+		if c := &chores[i]; pace.Due(c.dueAt(st), now) {
 			return c
 		}
 	}
 	return nil
 }
 
+// runnable returns the chores that may run now. While a copy of the standby is written, no chore
+// runs that writes: the copy's commit would make its writes stale, or look like a flusher's. The
+// first due one ends the list, so that no later chore delays it.
+func (d *Daemon) runnable(st *state, now time.Time) []chore {
+	if st.copying == nil {
+		return d.chores
+	}
+	for i, c := range d.chores {
+		if c.limit >= writeLimit && pace.Due(c.dueAt(st), now) {
+			return d.chores[:i]
+		}
+	}
+	return d.chores
+}
+
 // wakeAt returns when the next chore is due without a hint: the loop sleeps until then.
 func (d *Daemon) wakeAt(st *state) time.Time {
 	var at time.Time
-	for _, c := range d.chores {
+	for _, c := range d.runnable(st, time.Now()) {
 		at = pace.Earliest(at, c.dueAt(st))
 	}
 	return at
@@ -173,6 +190,9 @@ func (d *Daemon) work(ctx context.Context, name string, limit time.Duration, do 
 // health checks restart canaryd otherwise. Losses do not count: a restart in the middle of an
 // outage does not help.
 func (d *Daemon) Alive() error {
+	if r := d.writing.Load(); r != nil && r.overdue() != nil {
+		return r.overdue()
+	}
 	if r := d.running.Load(); r != nil {
 		return r.overdue()
 	}

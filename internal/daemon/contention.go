@@ -106,7 +106,7 @@ func (c *contention) start(ctx context.Context, record api.Flush) {
 func (d *Daemon) spend(c *contention, used time.Duration) {
 	cost := d.cpu() - used
 	c.spent += cost // the step that replays is counted when it ends
-	work := c.work + time.Duration(d.swept.Swap(0))
+	work := c.work + time.Duration(d.elsewhere.Swap(0))
 	if c.work = 0; !c.since.IsZero() {
 		cost += work
 	}

@@ -116,7 +116,7 @@ func (d *Daemon) runSweeps(ctx context.Context) {
 			}
 		}
 		cancel()
-		d.swept.Add(int64(d.threadCPU() - used))
+		d.elsewhere.Add(int64(d.threadCPU() - used))
 	}
 }
 

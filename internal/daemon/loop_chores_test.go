@@ -374,6 +374,15 @@ func choresWorld(t *testing.T, backend iptables.Backend) (*Daemon, world) {
 		nativeStandby: w.standby.native, nativeStore: nativestore.New(dir, nativestore.Identity{})}).d, w
 }
 
+// doChore does a chore, and the write of copies that it begins.
+func doChore(ctx context.Context, d *Daemon, st *state, c *chore) {
+	c.do(ctx, st)
+	if st.copying != nil {
+		(<-d.writes).Run()
+		d.endCopying(ctx, st)
+	}
+}
+
 // tryChore does a chore under a fault, and returns how often it asked the questions of each
 // ill.
 func tryChore(t *testing.T, backend iptables.Backend, name string, prepare situation, fails ill) map[string]int {
@@ -384,7 +393,7 @@ func tryChore(t *testing.T, backend iptables.Backend, name string, prepare situa
 	st.looking.at, st.marks.retry.At = time.Now(), time.Now()
 	for range 200 { // it begins as Run does
 		if c := d.next(st); c != nil {
-			c.do(ctx, st)
+			doChore(ctx, d, st, c)
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
@@ -405,7 +414,7 @@ func tryChore(t *testing.T, backend iptables.Backend, name string, prepare situa
 	if now := time.Now(); !pace.Due(c.dueAt(st), now) {
 		t.Fatalf("%q is not due", name)
 	}
-	c.do(ctx, st)
+	doChore(ctx, d, st, c)
 	if at := c.dueAt(st); pace.Due(at, time.Now()) {
 		t.Errorf("%q is due at %s after it was done, which is now", name, at)
 	}
@@ -414,7 +423,7 @@ func tryChore(t *testing.T, backend iptables.Backend, name string, prepare situa
 		if n > 50 {
 			t.Fatalf("the loop spins: %q is due", d.next(st).name)
 		}
-		d.next(st).do(ctx, st)
+		doChore(ctx, d, st, d.next(st))
 	}
 	for other, i := range ills() {
 		asked[other] += i.asked(w)

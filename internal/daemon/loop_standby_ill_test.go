@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"strings"
 	"testing"
@@ -319,7 +320,7 @@ func TestStandbyThatFailedIsWrittenAtOnce(t *testing.T) {
 		since := time.Now()
 		until(1, func() bool { return len(s.named("write ipv4", since)) > 0 })
 		written := time.Now()
-		s.set(func(s *fakeStandby) { s.followErr = errors.New("the kernel has no memory") })
+		s.set(func(s *fakeStandby) { s.followErr = fmt.Errorf("%w: a rule is unknown", standby.ErrUnavailable) })
 		until(2, func() bool { return r.d.Status().Standby[rules.IPv4].State == api.StandbyUnavailable })
 		s.set(func(s *fakeStandby) { s.followErr = nil })
 		r.after(pace.FirstTry + 10*time.Millisecond)

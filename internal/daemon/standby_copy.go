@@ -54,9 +54,9 @@ func (d *Daemon) followStandby(ctx context.Context, st *state) {
 		st.standby[id] = &standbyOf{id: id, kind: &nativeCopy{id: id}}
 	}
 	now := time.Now()
-	var nats, natives []copies.Want
+	var wants []copies.Want // all copies of nat, or one native copy
 	for _, s := range st.copies() {
-		if !pace.Due(s.kind.followAt(d, st, s), now) {
+		if s.native() && len(wants) > 0 || !pace.Due(s.kind.followAt(d, st, s), now) {
 			continue
 		}
 		want := s.kind.decide(st, !s.making.TryAt.IsZero())
@@ -67,17 +67,12 @@ func (d *Daemon) followStandby(ctx context.Context, st *state) {
 		case why != "":
 			d.releaseStandby(ctx, st, s, api.StandbyIdle, why)
 			s.next = now.Add(idleRest)
-		case s.native():
-			natives = append(natives, want)
 		default:
-			nats = append(nats, want)
+			wants = append(wants, want)
 		}
 	}
-	if len(nats) > 0 {
-		d.follow(ctx, st, nats...)
-	}
-	for _, want := range natives {
-		d.follow(ctx, st, want)
+	if len(wants) > 0 {
+		d.follow(ctx, st, wants)
 	}
 }
 
@@ -91,28 +86,38 @@ func (d *Daemon) idle(st *state, s *standbyOf) string {
 }
 
 // follow brings copies to the content that ought to be in force: all copies of nat together, or
-// one native copy. Then each rests for a while.
-func (d *Daemon) follow(ctx context.Context, st *state, wants ...copies.Want) {
+// one native copy. A goroutine of its own writes them (standby_write.go).
+func (d *Daemon) follow(ctx context.Context, st *state, wants []copies.Want) {
 	start := time.Now()
-	all := d.cfg.Standby.Table.Follow(ctx, wants...)
+	all, write := d.cfg.Standby.Table.Follow(ctx, wants...)
+	d.takeCopies(ctx, st, wants, all, start)
+	if write != nil {
+		d.beginWriting(st, &copying{write: write, wants: wants, start: start})
+	}
+}
+
+// takeCopies takes up the results for copies that are followed since start. Then each rests for
+// a while.
+func (d *Daemon) takeCopies(ctx context.Context, st *state, wants []copies.Want, all map[tableid.TableID]copies.Copy, start time.Time) {
 	end := time.Now()
 	st.memory.ScheduleFree(end)
 	for _, want := range wants {
 		s, copied := st.standby[want.ID], all[want.ID]
 		s.next = end.Add(s.kind.rest(end.Sub(start)))
-		d.takeCopy(ctx, s, want, copied)
+		d.takeCopy(ctx, st, s, want, copied)
 		if errors.Is(copied.Err, net.ErrClosed) {
 			d.standbySocketGone(ctx, st, copied.Err)
 		}
 	}
 }
 
-// takeCopy takes up the result of follow for one copy. The copy failed, lacks further pieces,
-// stays as it was, or is ready to be opened.
-func (d *Daemon) takeCopy(ctx context.Context, s *standbyOf, want copies.Want, copied copies.Copy) {
+// takeCopy takes up the result for one copy. The copy failed, is being written, lacks further
+// pieces, stays as it was, or is ready to be opened.
+func (d *Daemon) takeCopy(ctx context.Context, st *state, s *standbyOf, want copies.Want, copied copies.Copy) {
 	written := s.kind.took(want, copied)
 	switch err := copied.Err; {
 	case errors.Is(err, copies.ErrMoved):
+		st.looking.plan(time.Now()) // a commit of canaryd's own gives no hint
 		return
 	case errors.Is(err, copies.ErrUnread) && (s.has() || s.begun):
 		if s.making.Failed(err, standby.ErrKernel, standby.ErrTaken) {
@@ -120,10 +125,13 @@ func (d *Daemon) takeCopy(ctx context.Context, s *standbyOf, want copies.Want, c
 		}
 		return
 	case err != nil:
-		d.standbyFailed(ctx, s, err)
+		d.standbyFailed(ctx, st, s, err)
+		return
+	case copied.Writing:
 		return
 	}
 	if s.begun = copied.Unfinished; s.begun {
+		d.noteShut(st, s)
 		s.state, s.reason, s.pieceAt = api.StandbyBuilding, "", time.Now().Add(pieceRest)
 		return
 	}
@@ -132,16 +140,27 @@ func (d *Daemon) takeCopy(ctx context.Context, s *standbyOf, want copies.Want, c
 		return
 	}
 	had := s.has()
-	s.copy, s.state, s.reason, s.making = copied, api.StandbyArmed, "", s.making.Over()
+	s.copy, s.reason, s.making = copied, "", s.making.Over()
+	if !s.gate.IsOpen() {
+		s.state = api.StandbyArmed
+	}
 	if !had {
 		klog.FromContext(ctx).Info("The standby is ready to translate while rules are missing",
 			"table", s.kind.name(), "standby", standby.NameOf(s.id), "chains", copied.Chains, "uncopied", copied.Uncopied)
 	}
 }
 
+// noteShut notes that an open gate was shut with its table, if it was open.
+func (d *Daemon) noteShut(st *state, s *standbyOf) {
+	if s.gate.IsOpen() {
+		d.gateShut(st, s, time.Now())
+	}
+}
+
 // standbyFailed notes that a copy could not be made, opened or shut, so that there is none. It
 // plans the next try.
-func (d *Daemon) standbyFailed(ctx context.Context, s *standbyOf, err error) {
+func (d *Daemon) standbyFailed(ctx context.Context, st *state, s *standbyOf, err error) {
+	d.noteShut(st, s)
 	s.state, s.reason, s.copy, s.begun = api.StandbyUnavailable, err.Error(), copies.Copy{}, false
 	s.kind.gone()
 	log := s.making.Failed(err, standby.ErrKernel, standby.ErrTaken)
@@ -158,7 +177,7 @@ func (d *Daemon) standbyFailed(ctx context.Context, s *standbyOf, err error) {
 func (d *Daemon) standbySocketGone(ctx context.Context, st *state, err error) {
 	for _, s := range st.copies() {
 		if s.has() {
-			d.standbyFailed(ctx, s, err)
+			d.standbyFailed(ctx, st, s, err)
 		}
 	}
 }
@@ -177,9 +196,7 @@ func (d *Daemon) releaseStandby(ctx context.Context, st *state, s *standbyOf, in
 			klog.FromContext(ctx).Info("The standby's table is deleted", "table", s.kind.name(), "standby", standby.NameOf(s.id), "because", why)
 		}
 	}
-	if s.gate.IsOpen() {
-		d.gateShut(st, s, time.Now())
-	}
+	d.noteShut(st, s)
 	if s.native() && st.native.tables[s.id] == nil {
 		delete(st.standby, s.id)
 		return

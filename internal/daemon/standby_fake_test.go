@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	"github.com/canaryd/canaryd/internal/copies"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/standby"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
@@ -22,22 +24,45 @@ type fakeStandbys struct {
 	native *fakeNativeStandby
 }
 
-func (s fakeStandbys) Follow(ctx context.Context, wants ...copies.Want) map[tableid.TableID]copies.Copy {
-	all, nat := map[tableid.TableID]copies.Copy{}, map[rules.Family]copies.Nat{}
+func (s fakeStandbys) Follow(_ context.Context, wants ...copies.Want) (map[tableid.TableID]copies.Copy, copies.Write) {
+	all, w := map[tableid.TableID]copies.Copy{}, &fakeWrite{s: s, copied: map[tableid.TableID]copies.Copy{}}
 	for _, want := range wants {
 		if want.ID.Name == rules.Nat {
-			nat[want.ID.Family] = want.Nat
+			all[want.ID] = s.nat.translate(want)
 		} else {
-			all[want.ID] = s.native.Follow(want.Native)
+			all[want.ID] = copies.Copy{Writing: true}
+		}
+		if all[want.ID].Writing {
+			w.wants = append(w.wants, want)
 		}
 	}
-	if len(nat) > 0 {
-		for f, copied := range s.nat.Follow(ctx, nat) {
-			all[f.Table(rules.Nat)] = copied
-		}
+	if len(w.wants) == 0 {
+		return all, nil
 	}
-	return all
+	return all, w
 }
+
+// A fakeWrite is the Write of fakeStandbys.
+type fakeWrite struct {
+	s      fakeStandbys
+	wants  []copies.Want
+	copied map[tableid.TableID]copies.Copy
+}
+
+func (w *fakeWrite) Run() {
+	for i, want := range w.wants {
+		if want.ID.Name != rules.Nat {
+			w.copied[want.ID] = w.s.native.write(want.Native)
+			continue
+		}
+		if i == 0 {
+			w.s.nat.take()
+		}
+		w.copied[want.ID] = w.s.nat.write(want)
+	}
+}
+
+func (w *fakeWrite) Take() map[tableid.TableID]copies.Copy { return w.copied }
 
 func (s fakeStandbys) Gate(want copies.Want, order copies.Order) (copies.Answer, error) {
 	if want.ID.Name == rules.Nat {
@@ -109,31 +134,46 @@ func (s *fakeStandby) note(what string, f rules.Family) {
 	s.calls = append(s.calls, standbyCall{fmt.Sprint(what, " ", f), time.Now(), s.fake.Reads(), s.fake.Restores(), s.fake.Probes()})
 }
 
-func (s *fakeStandby) Follow(_ context.Context, nat map[rules.Family]copies.Nat) map[rules.Family]copies.Copy {
+// translate is the part of Follow before a write.
+func (s *fakeStandby) translate(want copies.Want) copies.Copy {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.note("follow", want.ID.Family)
+	for _, before := range []error{copies.ErrMoved, copies.ErrUnread, standby.ErrUnavailable} {
+		if errors.Is(s.followErr, before) {
+			return copies.Copy{Err: s.followErr}
+		}
+	}
+	if now, err := s.fake.Stamp(context.Background(), want.ID.Family); !want.Nat.Known && (err != nil || now.Exact && now.Value != want.Nat.Digest) {
+		return copies.Copy{Err: copies.ErrMoved}
+	}
+	return copies.Copy{Chains: len(want.Nat.Section.Chains), Writing: want.Nat.Write}
+}
+
+// take lets the time of a write pass.
+func (s *fakeStandby) take() {
 	s.mu.Lock()
 	takes := s.takes
 	s.mu.Unlock()
 	time.Sleep(takes)
+}
+
+func (s *fakeStandby) write(want copies.Want) copies.Copy {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	all := map[rules.Family]copies.Copy{}
-	for f, n := range nat {
-		s.note("follow", f)
-		if s.followErr == nil && s.built[f] < s.pieces {
-			s.built[f]++
-			s.fake.CommitElsewhere()
-			all[f] = copies.Copy{Unfinished: true}
-			continue
-		}
-		if all[f] = (copies.Copy{Chains: len(n.Section.Chains), Err: s.followErr}); s.followErr == nil {
-			if n.Write {
-				s.fake.CommitElsewhere()
-				s.note("write", f)
-			}
-			s.nat[f] = n
-		}
+	f := want.ID.Family
+	switch {
+	case s.followErr != nil:
+		return copies.Copy{Err: s.followErr}
+	case s.built[f] < s.pieces:
+		s.built[f]++
+		s.fake.CommitElsewhere()
+		return copies.Copy{Unfinished: true}
 	}
-	return all
+	s.fake.CommitElsewhere()
+	s.note("write", f)
+	s.nat[f] = want.Nat
+	return copies.Copy{Chains: len(want.Nat.Section.Chains)}
 }
 
 func (s *fakeStandby) Gate(f rules.Family, order copies.Order) (copies.Answer, error) {

@@ -129,10 +129,7 @@ func (d *Daemon) openFailed(ctx context.Context, st *state, s *standbyOf, err er
 	if !errors.Is(err, standby.ErrNotBuilt) {
 		return
 	}
-	if s.gate.IsOpen() { // its table was deleted with another one's, or by its limit
-		d.gateShut(st, s, time.Now())
-	}
-	d.standbyFailed(ctx, s, err)
+	d.standbyFailed(ctx, st, s, err) // its table was deleted with another one's, or by its limit
 }
 
 // passOwn returns the stamps after so many commits of canaryd's own; stamps themselves if
@@ -185,7 +182,7 @@ func (d *Daemon) shutGate(ctx context.Context, st *state, s *standbyOf) {
 	open := d.gateShut(st, s, cmp.Or(got.Shut, time.Now()))
 	s.state = api.StandbyArmed
 	if err != nil { // the table had to be deleted
-		d.standbyFailed(ctx, s, err)
+		d.standbyFailed(ctx, st, s, err)
 	}
 	s.kind.openOrder(st, time.Now()) // notes since when the copy lacks the latest rules
 	fields := []any{"table", s.kind.name(), "open", open.Round(10 * time.Microsecond)}

@@ -152,8 +152,8 @@ func (c *natCopy) rest(took time.Duration) time.Duration { return min(standbySha
 
 // took implements standbyKind, after each Follow. ErrMoved: another process wrote since nat
 // was examined, so followAt waits for the next examination. False without an error: the copy
-// is unfinished, or only translated, as the want said. An opening of the gate then writes the
-// translation, too.
+// is unfinished, or only translated, as the want said or until it is written. An opening of the
+// gate has the translation, too.
 func (c *natCopy) took(want copies.Want, copied copies.Copy) bool {
 	if errors.Is(copied.Err, copies.ErrMoved) {
 		c.basis, c.moved = standbyBasis{}, want.Nat.Digest
@@ -165,7 +165,7 @@ func (c *natCopy) took(want copies.Want, copied copies.Copy) bool {
 	if c.latest, c.latestLag = want.Nat.Section, current; copied.Unfinished {
 		return false
 	}
-	if c.unkept = !want.Nat.Write; c.unkept {
+	if c.unkept = !want.Nat.Write || copied.Writing; c.unkept {
 		return false
 	}
 	c.section, c.lag, c.counted, c.written = want.Nat.Section, current, -1, time.Now()

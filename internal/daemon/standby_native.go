@@ -133,7 +133,7 @@ func (c *nativeCopy) rest(took time.Duration) time.Duration {
 
 // took implements standbyKind. A finished copy has all changes of the want.
 func (c *nativeCopy) took(want copies.Want, copied copies.Copy) bool {
-	if copied.Err != nil || copied.Unfinished {
+	if copied.Err != nil || copied.Unfinished || copied.Writing {
 		return false
 	}
 	c.of, c.behindSince = want.Native.Digest, time.Time{}

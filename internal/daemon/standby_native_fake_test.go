@@ -53,7 +53,7 @@ func (s *fakeNativeStandby) commit() {
 	s.k.commit(true, func(func(tableid.TableID) *native.Deed, *native.Commit) {})
 }
 
-func (s *fakeNativeStandby) Follow(of copies.Native) copies.Copy {
+func (s *fakeNativeStandby) write(of copies.Native) copies.Copy {
 	want := of.Table
 	s.mu.Lock()
 	takes := s.takes

@@ -60,6 +60,7 @@ type state struct {
 	observedSince time.Time
 	// standby holds the copies that translate until a replay is proved.
 	standby map[tableid.TableID]*standbyOf
+	copying *copying // the write of copies that is under way; nil: none is
 
 	// Native tables, which are a realm of their own.
 	native nativeRealm

@@ -33,7 +33,7 @@ func (k *Kernel) RawTable(ctx context.Context, id tableid.TableID, use func(nft.
 	}
 	raw, found := f.raw.RawTable(id.Name, genid, f.lexicon.bytes)
 	if !found {
-		raw = nft.RawTable{ID: id, Genid: genid}
+		raw = nft.RawTable{ID: id, Genid: genid, Chains: nft.ChainMap{}}
 	}
 	return use(raw)
 }

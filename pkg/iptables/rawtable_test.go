@@ -12,10 +12,14 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// rawRules returns the bytes of each chain's rules.
-func rawRules(raw nft.RawTable) map[string][]string {
+// rawRules returns the bytes of the rules of these chains.
+func rawRules(raw nft.RawTable, names nft.RawChains) map[string][]string {
 	all := map[string][]string{}
-	for name, c := range raw.Chains {
+	for name := range names.(nft.ChainMap) {
+		c, found := raw.Chains.Chain(name)
+		if !found {
+			continue
+		}
 		all[name] = []string{}
 		for r := range c.Rules {
 			all[name] = append(all[name], string(r.Expressions))
@@ -44,13 +48,14 @@ func TestATableAsRawObjects(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				if diff := cmp.Diff(rawRules(want), rawRules(raw)); diff != "" {
+				if diff := cmp.Diff(rawRules(want, want.Chains), rawRules(raw, want.Chains)); diff != "" {
 					t.Errorf("(-dumped +mirrored):\n%.2000s", diff)
 				}
-				for name, c := range raw.Chains {
+				for name := range want.Chains.(nft.ChainMap) {
+					c, _ := raw.Chains.Chain(name)
 					found[name] = c.Version
-					if (c.Base == nil) != (want.Chains[name].Base == nil) || want.Genid != raw.Genid {
-						t.Errorf("%s at genid %d is %+v, want %+v at %d", name, raw.Genid, c.Base, want.Chains[name].Base, want.Genid)
+					if (c.Base == nil) != (want.Chains.(nft.ChainMap)[name].Base == nil) || want.Genid != raw.Genid {
+						t.Errorf("%s at genid %d is %+v, want %+v at %d", name, raw.Genid, c.Base, want.Chains.(nft.ChainMap)[name].Base, want.Genid)
 					}
 				}
 				return nil

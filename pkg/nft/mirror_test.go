@@ -249,7 +249,7 @@ func TestMirrorLeavesOut(t *testing.T) {
 		if small, large := kept("small"), kept("large"); small != 1 || large != 0 {
 			t.Errorf("it keeps %d and %d rules, want 1 and 0", small, large)
 		}
-		if raw, found := x.f.RawTable("guarded", 1, nil); !found || raw.Chains["large"].Version != 0 || raw.Chains["small"].Version == 0 {
+		if raw, found := x.f.RawTable("guarded", 1, nil); !found || raw.Chains.Version("large") != 0 || raw.Chains.Version("small") == 0 {
 			t.Errorf("versions of %+v: want none of the chain whose rules are not kept", raw.Chains)
 		}
 		nstest.Command(t, "nft", "flush", "chain", "inet", "guarded", "large")

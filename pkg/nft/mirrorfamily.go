@@ -96,6 +96,7 @@ type MirrorChain struct {
 	Base    *Chain   // nil for a chain without a hook
 	IDs     []RuleID // its rules; nil if they are not kept
 	Handles []uint64 // of its rules
+	name    string   // the text of its key
 	version uint64   // see RawChain
 	read    bool
 	weight  Weight // of its rules when they were read
@@ -266,7 +267,7 @@ func (t *mirrorTable) see(raw Chain) (reshaped bool) {
 	t.highest = max(t.highest, raw.Handle)
 	c := t.chains[raw.Name]
 	if c == nil {
-		c = &MirrorChain{use: raw.Use}
+		c = &MirrorChain{name: raw.Name, use: raw.Use}
 		t.chains[raw.Name] = c
 		reshaped = true
 	}

@@ -13,12 +13,55 @@ import (
 type RawTable struct {
 	ID     tableid.TableID
 	Genid  uint32
-	Chains map[string]RawChain
+	Chains RawChains
+}
+
+// RawChains are the chains of a RawTable.
+type RawChains interface {
+	// Chain returns the chain of that name; false if there is none.
+	Chain(name string) (RawChain, bool)
+	// Version returns the Version of a chain; 0 also if there is none, or its rules are left out.
+	Version(name string) uint64
+	// Bases returns the names of the chains with a hook, in order.
+	Bases() []string
+}
+
+// A ChainMap is RawChains in memory, by name.
+type ChainMap map[string]RawChain
+
+// Chain implements RawChains.
+func (m ChainMap) Chain(name string) (RawChain, bool) {
+	c, ok := m[name]
+	return c, ok
+}
+
+// Version implements RawChains.
+func (m ChainMap) Version(name string) uint64 {
+	if c := m[name]; !c.LeftOut {
+		return c.Version
+	}
+	return 0
+}
+
+// Bases implements RawChains.
+func (m ChainMap) Bases() []string {
+	return basesOf(m, func(c RawChain) bool { return c.Base != nil })
+}
+
+// basesOf returns the names of the chains with a hook.
+func basesOf[C any](chains map[string]C, is func(C) bool) (names []string) {
+	for name, c := range chains {
+		if is(c) {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
 }
 
 // A RawChain is one chain of a RawTable.
 type RawChain struct {
-	Name string // the same text as its key in Chains
+	Name string // the table's own text: keep no other one
 	Base *Chain // nil for a chain without a hook
 	// Version changes whenever the chain's rules may have changed; 0: unknown.
 	Version uint64
@@ -37,23 +80,41 @@ func (f *FamilyMirror) RawTable(table string, genid uint32, rule func(id RuleID,
 	if t == nil {
 		return RawTable{}, false
 	}
-	raw := RawTable{ID: f.cfg.Family.Table(table), Genid: genid, Chains: make(map[string]RawChain, len(t.chains))}
-	var room []byte // of all chains
-	for name, c := range t.chains {
-		shown := RawChain{Name: name, Base: c.Base, Version: c.version, LeftOut: c.out != nil, Rules: func(yield func(Rule) bool) {
-			for _, id := range c.IDs {
-				r := rule(id, room)
-				if room = r.Expressions; !yield(r) {
-					return
-				}
-			}
-		}}
-		if shown.LeftOut { // its rules may have changed since
-			shown.Version = 0
-		}
-		raw.Chains[name] = shown
+	return RawTable{ID: f.cfg.Family.Table(table), Genid: genid, Chains: &mirrored{table: t, rule: rule}}, true
+}
+
+// mirrored are the RawChains of a mirror. A table of 16,000 chains is not listed for a few changes.
+type mirrored struct {
+	table *mirrorTable
+	rule  func(id RuleID, room []byte) Rule
+	room  []byte // of all chains
+}
+
+func (m *mirrored) Chain(name string) (RawChain, bool) {
+	c := m.table.chains[name]
+	if c == nil {
+		return RawChain{}, false
 	}
-	return raw, true
+	return RawChain{Name: c.name, Base: c.Base, Version: m.Version(name), LeftOut: c.out != nil, Rules: func(yield func(Rule) bool) {
+		for _, id := range c.IDs {
+			r := m.rule(id, m.room)
+			if m.room = r.Expressions; !yield(r) {
+				return
+			}
+		}
+	}}, true
+}
+
+// Version implements RawChains. The rules of a chain that is left out may have changed since.
+func (m *mirrored) Version(name string) uint64 {
+	if c := m.table.chains[name]; c != nil && c.out == nil {
+		return c.version
+	}
+	return 0
+}
+
+func (m *mirrored) Bases() []string {
+	return basesOf(m.table.chains, func(c *MirrorChain) bool { return c.Base != nil })
 }
 
 // rawReads limits how often RawTable begins again because another process commits
@@ -76,7 +137,8 @@ func (c *Conn) RawTable(id tableid.TableID) (raw RawTable, found bool, err error
 // rawTable is one try of RawTable. It returns ErrInterrupted if a commit happened meanwhile,
 // or if rules are missing.
 func (c *Conn) rawTable(id tableid.TableID) (RawTable, bool, error) {
-	raw := RawTable{ID: id, Chains: map[string]RawChain{}}
+	chains := ChainMap{}
+	raw := RawTable{ID: id, Chains: chains}
 	var err error
 	if raw.Genid, err = c.Genid(); err != nil {
 		return raw, false, err
@@ -91,7 +153,7 @@ func (c *Conn) rawTable(id tableid.TableID) (RawTable, bool, error) {
 		if chain.Base {
 			of.Base = &chain
 		}
-		raw.Chains[chain.Name] = of
+		chains[chain.Name] = of
 		return nil
 	})
 	held := map[string][]Rule{}
@@ -101,9 +163,9 @@ func (c *Conn) rawTable(id tableid.TableID) (RawTable, bool, error) {
 			return nil
 		})
 	}
-	for name, of := range raw.Chains {
+	for name, of := range chains {
 		of.Rules = slices.Values(held[name])
-		raw.Chains[name] = of
+		chains[name] = of
 	}
 	after, again := c.Genid()
 	switch {

@@ -21,7 +21,7 @@ var errGivenUp = errors.New("the build was given up")
 
 // step continues the table's first build by one transaction, or begins it, and reports whether
 // more is to be done. PutPiece calls it until the table is built. A newer copy is written as a
-// difference, once the build is done. s.mu must be held.
+// difference, once the build is done. The caller has locked s.
 func (s *Standby) step(c *Copy) (more bool, err error) {
 	b := s.building[c.ID]
 	if b == nil {
@@ -49,7 +49,7 @@ func (s *Standby) step(c *Copy) (more bool, err error) {
 }
 
 // giveUp removes the part of a table that was built so far, if a build is in progress. Remove
-// and close call it. The error is that of the removal. s.mu must be held.
+// and close call it. The error is that of the removal. The caller has locked s.
 func (s *Standby) giveUp(id tableid.TableID) error {
 	b := s.building[id]
 	if b == nil {

@@ -25,6 +25,6 @@
 // [ErrNotBuilt], and the errors of package nft. A standby that fails is never a reason to delay a
 // replay.
 //
-// A Copy may be shared between goroutines. A Standby may be used concurrently; its calls wait for
-// each other.
+// A Copy may be shared between goroutines. A Standby may be used concurrently. Its writes wait for
+// each other, but an opening without a transaction waits for none.
 package standby

@@ -162,31 +162,32 @@ func edit(t *testing.T, s *standby.Standby, conn *nft.Conn, timed func(string, f
 	t.Helper()
 	src := source(t, conn, nat)
 	service := ""
-	for name := range src.Chains {
+	chains := src.Chains.(nft.ChainMap)
+	for name := range chains {
 		if strings.HasPrefix(name, "KUBE-SVC-") && (service == "" || name < service) {
 			service = name
 		}
 	}
-	for name, c := range src.Chains { // as a mirror has them
+	for name, c := range chains { // as a mirror has them
 		c.Version = 1
-		src.Chains[name] = c
+		chains[name] = c
 	}
 	must(t, s.Put(translate(t, src, s.Held(nat))))
-	held := src.Chains[service]
-	services := src.Chains["KUBE-SERVICES"]
+	held := chains[service]
+	services := chains["KUBE-SERVICES"]
 	for round := range 10 {
 		next := held
 		next.Version = uint64(round + 2)
 		if round%2 == 0 {
 			next.Rules = slices.Values(slices.Collect(held.Rules)[1:])
 		}
-		src.Chains[service] = next
+		chains[service] = next
 		moved := services
 		moved.Version = uint64(round + 2)
 		all := slices.Collect(services.Rules)
 		some := len(all) / 3
 		moved.Rules = slices.Values(slices.Concat(all[some:len(all)-1], all[:some], all[len(all)-1:]))
-		src.Chains["KUBE-SERVICES"] = moved
+		chains["KUBE-SERVICES"] = moved
 		var c *standby.Copy
 		timed("retranslate", func() { c = translate(t, src, s.Held(nat)) })
 		if n := c.Outstanding(s.Held(nat)); n < 1 || n > 4 { // the service, and endpoints that only it has

@@ -332,7 +332,7 @@ func (n *nativeCopy) set(name string) error {
 
 // putNative writes the difference into the existing table; PutPiece calls it. It removes the
 // table if Amend cannot write the difference, or the kernel refuses it. more: the next PutPiece
-// must build it again. Into an open table it writes nothing. s.mu must be held.
+// must build it again. Into an open table it writes nothing. The caller has locked s.
 func (s *Standby) putNative(c *Copy) (more bool, err error) {
 	t := s.tables[c.ID]
 	if len(t.open) > 0 {
@@ -356,7 +356,7 @@ func (s *Standby) putNative(c *Copy) (more bool, err error) {
 
 // fillNative writes a native copy's content into its new, empty table, in transactions of
 // little more than Piece bytes. Until Open no packet passes its gates. pause runs after each
-// transaction; its error ends the fill. build calls it. s.mu must be held.
+// transaction; its error ends the fill. build calls it. The caller has locked s.
 func (s *Standby) fillNative(t *table, c *Copy, pause func() error) error {
 	t.held = c
 	return c.native.FillInPieces(min(s.cfg.Piece, nativePiece), func(b *nft.Batch) error {
@@ -368,8 +368,8 @@ func (s *Standby) fillNative(t *table, c *Copy, pause func() error) error {
 }
 
 // openNative opens hooks of a native copy in one transaction, with the changes of pending that
-// the kernel lacks. Open calls it. If the changes cannot be written, it opens nothing. s.mu
-// must be held.
+// the kernel lacks. Open calls it. If the changes cannot be written, it opens nothing. The
+// caller has locked s.
 func (s *Standby) openNative(t *table, hooks []Hook, pending *Copy) error {
 	w := &writer{s: s, t: t, next: pending, whole: true, opens: hooks}
 	w.begin()

@@ -85,14 +85,18 @@ type Status struct {
 }
 
 // A Standby has copies in the kernel, by one lasting socket. It sends its commits from Port. All
-// methods may be called concurrently; they wait for each other.
+// methods may be called concurrently. Methods that write wait for each other. The others do not
+// wait for the kernel, and nor does an opening by knocking.
 type Standby struct {
-	cfg    Config
-	mu     sync.Mutex
-	fd     int
-	closed bool
-	port   atomic.Uint32
-	conn   *nft.Conn
+	cfg Config
+	// writing is held for a whole change of a table, and mu for access to the fields. send gives mu
+	// back while the kernel handles a transaction. A goroutine locks writing before mu.
+	writing sync.Mutex
+	mu      sync.Mutex
+	fd      int
+	closed  bool
+	port    atomic.Uint32
+	conn    *nft.Conn
 	// commits counts the transactions that the kernel has accepted.
 	commits atomic.Uint64
 	tables  map[tableid.TableID]*table
@@ -155,12 +159,18 @@ func (s *Standby) Commits() uint64 { return s.commits.Load() }
 // 100, 1,000 and 5,000 services. The Standby cannot be used again; its Put returns
 // net.ErrClosed.
 func (s *Standby) Close() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	defer s.lock()()
 	return s.close()
 }
 
-// close is Close for a caller that holds s.mu. remove calls it if the kernel does not delete a
+// lock locks the Standby for a change of a table, and returns the function that unlocks it.
+func (s *Standby) lock() (unlock func()) {
+	s.writing.Lock()
+	s.mu.Lock()
+	return func() { s.mu.Unlock(); s.writing.Unlock() }
+}
+
+// close is Close for a caller that has locked s. remove calls it if the kernel does not delete a
 // table with open hooks.
 func (s *Standby) close() error {
 	if s.closed {
@@ -192,8 +202,7 @@ func (s *Standby) Put(c *Copy) error {
 // copy or a newer one. Status says when there is a table. A native table that cannot be changed is
 // removed first, and the next call begins to build it.
 func (s *Standby) PutPiece(c *Copy) (more bool, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	defer s.lock()()
 	if s.closed {
 		return false, net.ErrClosed
 	}
@@ -219,32 +228,40 @@ func (s *Standby) Held(id tableid.TableID) *Copy {
 }
 
 // Open opens hooks, in one transaction with the changes of pending that the kernel lacks. If
-// pending is nil, a packet opens a hook behind a gate where that is possible. It waits for no other
-// process's transaction, and changes no genid. Open hooks stay open. If pending cannot be written,
-// no hook is opened. The caller may open without pending then, but the copy is out of date.
-// Copy.Openable says which hooks to open. The kernel shuts a hook behind a gate after 32 s if
-// canaryd does not.
+// pending is nil, a packet opens a hook behind a gate where that is possible. It waits for no
+// transaction, not even for one of this Standby, and changes no genid. Open hooks stay open. If
+// pending cannot be written, no hook is opened. The caller may open without pending then, but the
+// copy is out of date. Copy.Openable says which hooks to open. The kernel shuts a hook behind a
+// gate after 32 s if canaryd does not.
 func (s *Standby) Open(id tableid.TableID, hooks []Hook, pending *Copy) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	knocked := errNoKnock
+	if pending == nil {
+		if knocked = s.openByKnock(id, hooks); knocked == nil {
+			return nil
+		}
+	}
+	defer s.lock()()
 	t := s.tables[id]
 	switch {
 	case t == nil:
 		return ErrNotBuilt
 	case pending != nil && pending.native != nil:
 		return s.openNative(t, hooks, pending)
-	case pending == nil && t.gated && t.held.hooks[Output] != nil:
-		return s.openByKnock(t, hooks)
 	}
-	return s.open(t, hooks, pending)
+	closed := t.closed(hooks)
+	err := s.open(t, hooks, pending)
+	if err == nil || errors.Is(knocked, errNoKnock) {
+		return err
+	}
+	t.opened(closed, t.held) // some may be open
+	return errors.Join(err, knocked, s.shutOrRemove(t, closed))
 }
 
 // Shut shuts all hooks of a table; without a table there is nothing to shut. If the kernel refuses,
 // the table is removed. If the kernel refuses that too, the socket is closed with all tables. So no
 // hook stays open. After that dial again.
 func (s *Standby) Shut(id tableid.TableID) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	defer s.lock()()
 	t := s.tables[id]
 	if t == nil || len(t.open) == 0 {
 		return nil
@@ -255,8 +272,7 @@ func (s *Standby) Shut(id tableid.TableID) error {
 // Remove removes a table, open or not, built or not. After an error the table exists and takes no
 // copy: Remove and the next build try it again.
 func (s *Standby) Remove(id tableid.TableID) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	defer s.lock()()
 	if err := s.giveUp(id); err != nil {
 		return err
 	}
@@ -277,30 +293,40 @@ func (s *Standby) OpenHooks(id tableid.TableID) []Hook {
 // Status returns the state of a table. It sends no request, and counts all chains: 3 ms at 5,000
 // services.
 func (s *Standby) Status(id tableid.TableID) Status {
+	st, held := s.status(id)
+	if held != nil {
+		st.Chains, _ = held.Counts()
+		st.LeftOut = len(held.LeftOut())
+	}
+	return st
+}
+
+// status is the part of Status that needs s.mu, and the copy for the rest.
+func (s *Standby) status(id tableid.TableID) (Status, *Copy) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	t := s.tables[id]
 	if t == nil {
-		return Status{}
+		return Status{}, nil
 	}
-	st := Status{Built: true, Open: t.openHooks(), LeftOut: len(t.held.LeftOut()), Bytes: t.bytes, Took: t.took}
-	st.Chains, _ = t.held.Counts()
-	return st
+	return Status{Built: true, Open: t.openHooks(), Bytes: t.bytes, Took: t.took}, t.held
 }
 
 // send sends one finished transaction of a table, by the socket that owns it. All writes go
 // through it, so it counts commits, bytes and time. The error says why the kernel refused, as
-// refused does. s.mu must be held.
+// refused does. The caller has locked s. Meanwhile hooks may be opened by knocking.
 func (s *Standby) send(t *table, b *nft.Batch) error {
 	b.Finish()
 	nft.ForgetComplaints(s.fd)
 	write := func() error { return b.SendFrom(s.fd) }
 	var err error
+	s.mu.Unlock()
 	if b.Messages() > unheardFrom {
 		err = s.cfg.Unheard(write)
 	} else {
 		err = write()
 	}
+	s.mu.Lock()
 	if err == nil {
 		s.commits.Add(1)
 	}

@@ -23,8 +23,10 @@ type table struct {
 	open  map[Hook]bool
 	// handles has the handles of the rules of large chains.
 	handles map[string][]uint64
-	bytes   int
-	took    time.Duration
+	// shutting: a transaction under way shuts hooks, so no knock may open one meanwhile.
+	shutting bool
+	bytes    int
+	took     time.Duration
 }
 
 // openHooks returns the open hooks, in the packets' order, as canaryd knows them: a hook behind
@@ -63,7 +65,7 @@ func (s *Standby) make(t *table) error {
 
 // remove deletes the table, which takes no copy any more, even if that fails. If the kernel
 // refuses and a hook is open, the socket is closed; else the table is left until the next try.
-// A table that is gone already is no error. s.mu must be held.
+// A table that is gone already is no error. The caller has locked s.
 func (s *Standby) remove(t *table) error {
 	delete(s.tables, t.id)
 	delete(s.left, t.id)
@@ -100,7 +102,7 @@ func (t *table) shutRemoved(w *writer) {
 }
 
 // follow writes the difference between the kernel's copy of nat and c, for PutPiece. If only a
-// part was written before an error, it removes the table. s.mu must be held.
+// part was written before an error, it removes the table. The caller has locked s.
 func (s *Standby) follow(t *table, c *Copy) error {
 	t.bytes, t.took = 0, 0
 	w := &writer{s: s, t: t, next: c}
@@ -118,7 +120,7 @@ func (s *Standby) follow(t *table, c *Copy) error {
 }
 
 // open opens hooks in one transaction, with all changes of pending; nil: no changes. Open calls
-// it, and openByKnock if a knock fails. After an error nothing has changed. s.mu must be held.
+// it if it cannot knock. After an error nothing has changed. The caller has locked s.
 func (s *Standby) open(t *table, hooks []Hook, pending *Copy) error {
 	w := &writer{s: s, t: t, next: pending, whole: true, opens: hooks}
 	if pending == nil {
@@ -135,22 +137,30 @@ func (s *Standby) open(t *table, hooks []Hook, pending *Copy) error {
 	return nil
 }
 
-// openByKnock opens hooks without a transaction, or with one if no rule sees the knock. If both
-// fail, it shuts the hooks that may be open. Open calls it for a table with gates and no
-// pending change. s.mu must be held.
-func (s *Standby) openByKnock(t *table, hooks []Hook) error {
-	hooks = slices.DeleteFunc(slices.Clone(hooks), func(h Hook) bool { return t.held.hooks[h] == nil || t.open[h] })
-	knocked := s.knock(t, hooks)
-	if knocked == nil {
-		t.opened(hooks, t.held)
-		return nil
+// errNoKnock reports that a table's hooks cannot be opened by knocking now.
+var errNoKnock = errors.New("no rule would see a knock")
+
+// openByKnock opens hooks without a transaction, for Open without a pending change. Another
+// transaction of the table may be under way. The error is errNoKnock if nothing was tried. After
+// another one some hooks may be open, and Open needs a transaction.
+func (s *Standby) openByKnock(id tableid.TableID, hooks []Hook) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t := s.tables[id]
+	if t == nil || !t.gated || t.held.hooks[Output] == nil || t.shutting {
+		return errNoKnock
 	}
-	err := s.open(t, hooks, nil)
-	if err == nil {
-		return nil
+	hooks = t.closed(hooks)
+	if err := s.knock(t, hooks); err != nil {
+		return err
 	}
-	t.opened(hooks, t.held) // some may be open
-	return errors.Join(err, knocked, s.shutOrRemove(t, hooks))
+	t.opened(hooks, t.held)
+	return nil
+}
+
+// closed returns those of the hooks that the copy has and that are not open, for Open.
+func (t *table) closed(hooks []Hook) []Hook {
+	return slices.DeleteFunc(slices.Clone(hooks), func(h Hook) bool { return t.held.hooks[h] == nil || t.open[h] })
 }
 
 // opened notes in t.open which hooks may be open. It is called after each way to open a gate: by
@@ -165,7 +175,7 @@ func (t *table) opened(hooks []Hook, c *Copy) {
 }
 
 // shutOrRemove shuts open hooks, or removes the table, so that no hook stays open. Shut calls
-// it, and openByKnock for hooks that it may have opened. s.mu must be held.
+// it, and Open for hooks that a knock may have opened. The caller has locked s.
 func (s *Standby) shutOrRemove(t *table, hooks []Hook) error {
 	if err := s.shut(t, hooks); err != nil {
 		return errors.Join(err, s.remove(t))
@@ -174,8 +184,10 @@ func (s *Standby) shutOrRemove(t *table, hooks []Hook) error {
 }
 
 // shut shuts open hooks in one transaction: it empties their gates or, without gates, their
-// base chains. shutOrRemove removes the table after an error. s.mu must be held.
+// base chains. shutOrRemove removes the table after an error. The caller has locked s.
 func (s *Standby) shut(t *table, hooks []Hook) error {
+	t.shutting = true
+	defer func() { t.shutting = false }()
 	b := nft.NewBatch()
 	for _, h := range hooks {
 		if t.gated {

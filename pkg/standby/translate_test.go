@@ -136,16 +136,17 @@ func TestWhatIsCopied(t *testing.T) {
 // sourceOf returns a table with a base chain at prerouting that leads to KUBE-SERVICES.
 func sourceOf(chains map[string][]nft.Rule) Source {
 	src := Source{Protects: func(chain string) bool { return strings.HasPrefix(chain, "KUBE-") }}
-	src.ID, src.Chains = tableid.IPv4.Table("nat"), map[string]nft.RawChain{}
+	made := nft.ChainMap{}
+	src.ID, src.Chains = tableid.IPv4.Table("nat"), made
 	for name, all := range chains {
-		src.Chains[name] = nft.RawChain{Name: name, Rules: slices.Values(all)}
+		made[name] = nft.RawChain{Name: name, Rules: slices.Values(all)}
 	}
-	base := src.Chains["PREROUTING"]
+	base := made["PREROUTING"]
 	if base.Rules == nil {
 		base.Rules = slices.Values([]nft.Rule{listOf(jump("KUBE-SERVICES"))})
 	}
 	base.Base = &nft.Chain{Name: "PREROUTING", Base: true, Kind: "nat", Priority: -100}
-	src.Chains["PREROUTING"] = base
+	made["PREROUTING"] = base
 	return src
 }
 
@@ -198,9 +199,10 @@ func TestChainsThatCannotBeCopied(t *testing.T) {
 // read again, although their versions are the same.
 func TestAChainThatIsProtectedNoMore(t *testing.T) {
 	src := sourceOf(map[string][]nft.Rule{"KUBE-SERVICES": {listOf(jump("KUBE-SVC"))}, "KUBE-SVC": {listOf(jump("KUBE-SEP"))}, "KUBE-SEP": {listOf(verdictOf(nfAccept))}})
-	for name, c := range src.Chains {
+	chains := src.Chains.(nft.ChainMap)
+	for name, c := range chains {
 		c.Version = 1
-		src.Chains[name] = c
+		chains[name] = c
 	}
 	first, err := Translate(src, nil)
 	if err != nil {
@@ -223,15 +225,16 @@ func TestAChainThatIsProtectedNoMore(t *testing.T) {
 // the same.
 func TestAChainThatIsLeftOutByNow(t *testing.T) {
 	src := sourceOf(map[string][]nft.Rule{"KUBE-SERVICES": {listOf(jump("KUBE-SVC"))}, "KUBE-SVC": {listOf(verdictOf(nfAccept))}})
-	svc := src.Chains["KUBE-SVC"]
+	chains := src.Chains.(nft.ChainMap)
+	svc := chains["KUBE-SVC"]
 	svc.Version = 1
-	src.Chains["KUBE-SVC"] = svc
+	chains["KUBE-SVC"] = svc
 	first, err := Translate(src, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	svc.LeftOut = true
-	src.Chains["KUBE-SVC"] = svc
+	chains["KUBE-SVC"] = svc
 	again, err := Translate(src, first)
 	if err != nil {
 		t.Fatal(err)

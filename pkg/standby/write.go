@@ -34,6 +34,7 @@ type writer struct {
 // follow, open and fill call it. If next is the kernel's own copy, it only opens hooks. After
 // an error, sent is the number of transactions that the kernel has accepted.
 func (w *writer) write() error {
+	defer func() { w.t.shutting = false }()
 	w.begin()
 	steps := []func() error{w.newChains, w.newRules, w.hooks, w.services, w.oldChains, w.open}
 	if w.next == w.t.held {
@@ -319,7 +320,7 @@ func (w *writer) addHook(h Hook, is *hook) {
 // removeHook removes a base chain, which shuts its hook; removed has it for shutRemoved. Its
 // gate stays, and is shut.
 func (w *writer) removeHook(h Hook, was *hook) {
-	w.removed = append(w.removed, h)
+	w.removed, w.t.shutting = append(w.removed, h), true
 	emptyChain(w.b, w.t, was.name)
 	beginChain(w.b, w.t, unix.NFT_MSG_DELCHAIN, 0, was.name)
 	w.b.End()
