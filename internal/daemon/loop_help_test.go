@@ -249,7 +249,7 @@ func configure(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 		}
 		all, err := protect.NewSelector(words)
 		must(t, err)
-		cfg.Native = NativeConfig{Kernel: s.guarded, Protects: all.ProtectsTable, Named: all.NamedTables(), Rehearse: s.rehearse, Store: s.nativeStore}
+		cfg.Native = NativeConfig{Kernel: s.guarded, Protects: all.ProtectsTable, Named: all.NamedTables(), Rehearse: s.rehearse, Store: s.nativeStore, RemoveDrills: s.guarded.removeDrills}
 		if s.asleep {
 			cfg.Native.Wake = s.guarded.wake
 		}

@@ -70,6 +70,9 @@ func (d *Daemon) saveNative(ctx context.Context, st *state) {
 	stored := nativestore.Stored{Confirmed: r.disk.confirmed, Tables: []nativestore.Row{}}
 	for _, id := range r.ids() {
 		t := r.tables[id]
+		if t.drill {
+			continue
+		}
 		if t.out != nil {
 			if t.lost() || len(t.held) > 0 {
 				stored.LeftOut = append(stored.LeftOut, nativestore.LeftOut{ID: id, Handle: t.want.Handle, Finding: t.finding, Held: t.held, HeldFor: t.heldFor})
@@ -163,6 +166,12 @@ func (d *Daemon) recallNative(ctx context.Context, st *state) {
 
 // leaveNative looks once more at the end of a run, and saves the tables.
 func (d *Daemon) leaveNative(ctx context.Context, st *state) {
+	if len(st.native.drill.tables) > 0 {
+		d.dropDrillTables(ctx, st)
+	}
+	if !st.native.drill.removeAt.IsZero() {
+		d.removeDrillTables(ctx, st)
+	}
 	if !d.guardsNative() {
 		return
 	}

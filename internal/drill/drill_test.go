@@ -18,7 +18,7 @@ var nat = rules.IPv4.Table(rules.Nat)
 // begun returns a drill that removed something from nat.
 func begun(t *testing.T, request api.DrillRequest) (*Drills, *Drill) {
 	t.Helper()
-	x, err := New(request)
+	x, err := New(request, Guarded{Iptables: true})
 	if err != nil {
 		t.Fatal(err)
 	}
