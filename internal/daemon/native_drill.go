@@ -160,16 +160,22 @@ func (d *Daemon) fresh(ctx context.Context, st *state, write func(genid uint32) 
 	return err
 }
 
-// drillDeed replaces the deeds of a drill's table whose commits were missed: no owner deletes it, so
-// it is lost. nil: it exists.
+// drillDeed replaces the deeds of a drill's table whose commits were missed. The table has no owner
+// that may have taken its lost parts.
 func (t *nativeTable) drillDeed(now *native.Table) *native.Deed {
-	switch {
-	case now == nil:
-		return &native.Deed{Deleted: true, By: native.NotOwner}
-	case now.Handle != t.want.Handle:
-		return &native.Deed{Deleted: true, Made: now.Handle, By: native.NotOwner}
+	deed := &native.Deed{Deleted: now == nil || now.Handle != t.want.Handle, Rules: map[string]int{}, By: native.NotOwner}
+	if deed.Deleted && now != nil {
+		deed.Made = now.Handle
 	}
-	return nil
+	for i := range t.want.Chains {
+		deed.Rules[t.want.Chains[i].Name] = len(t.want.Chains[i].Rules)
+	}
+	return deed
+}
+
+// noteForeign notes whether another process wrote to a table of the drill.
+func (x *nativeDrill) noteForeign(t *nativeTable) {
+	x.foreign = x.foreign || slices.ContainsFunc(t.deeds, func(deed nativeDeed) bool { return deed.Genid != x.genid })
 }
 
 // onlyDrill reports whether all tables that are known to be lost are those of a drill.
@@ -190,14 +196,11 @@ func (d *Daemon) nameNativeDrill(st *state, repairs []native.Repair) []native.Re
 			continue
 		}
 		drilled, l.drill = append(drilled, repair), true
-		r.drill.foreign = r.drill.foreign || slices.ContainsFunc(t.deeds, func(deed nativeDeed) bool { return deed.Genid != r.drill.genid })
+		r.drill.noteForeign(t)
 	}
 	switch {
-	case len(flushed) > 0 && l.record.Drill != "":
-		id := l.record.ID
-		l.record = d.newNativeRecord(st, r.tables[flushed[0].Want.ID])
-		l.record.ID, l.noticed = id, time.Now()
-		clear(l.hit)
+	case len(flushed) > 0 && l.drill && (l.record.Drill != "" || !l.known()):
+		d.beginAsFlush(st, flushed)
 		return flushed
 	case len(flushed) > 0 || l.known() && l.record.Drill == "":
 		return flushed
@@ -205,6 +208,22 @@ func (d *Daemon) nameNativeDrill(st *state, repairs []native.Repair) []native.Re
 		l.record.Drill = api.DrillCanary
 	}
 	return drilled
+}
+
+// beginAsFlush makes the record that a drill has opened begin with the first of these tables.
+func (d *Daemon) beginAsFlush(st *state, flushed []native.Repair) {
+	l, now := st.native.loss, time.Now()
+	id := l.record.ID
+	l.record = d.newNativeRecord(st, st.native.tables[flushed[0].Want.ID])
+	for _, repair := range flushed[1:] {
+		l.begin(d.newNativeRecord(st, st.native.tables[repair.Want.ID]))
+	}
+	l.record.ID = id
+	if l.noticed.Before(l.record.Time) {
+		l.noticed = now
+	}
+	l.record.NoticedSeconds = l.noticed.Sub(l.record.Time).Seconds()
+	clear(l.hit)
 }
 
 // addDrillLoss puts a table of a drill into the record, without counts: no rule of another is lost.
@@ -225,7 +244,10 @@ func (l *nativeLoss) course(st *state) drill.Course {
 // nativeDrillAnswered ends the drill that is at native tables, if there is one, because the loss l
 // of its tables has ended.
 func (d *Daemon) nativeDrillAnswered(ctx context.Context, st *state, l *nativeLoss) {
-	if x := st.drills.Under; l.drill && x.At(true) {
+	if x, r := st.drills.Under, &st.native; l.drill && x.At(true) {
+		for _, id := range r.drill.tables {
+			r.drill.noteForeign(r.tables[id])
+		}
 		result, reason := x.Answered(l.course(st))
 		d.endDrill(ctx, st, result, reason)
 	}

@@ -380,8 +380,8 @@ func (d *Daemon) judgeNative(id tableid.TableID, t *nativeTable, seen nativeSigh
 	for _, deed := range d.deedsUpTo(id, t, seen.Genid) {
 		e.Deeds = append(e.Deeds, deed.Deed)
 	}
-	if deed := t.drillDeed(e.Now); t.drill && t.missed && deed != nil {
-		e.Deeds = append(e.Deeds, deed)
+	if t.drill && t.missed {
+		e.Deeds = append(e.Deeds, t.drillDeed(e.Now))
 	}
 	if f = native.Judge(e); t.out != nil && t.finding.Lasts(e.Now) {
 		f = t.finding.And(f)
