@@ -44,7 +44,7 @@ func (k steppingNative) Write(genid uint32, repairs []native.Repair, witnesses m
 	return k.fakeNative.Write(genid, repairs, witnesses)
 }
 
-func (k steppingNative) TakeDrill(genid uint32, tables []*native.Table, kind native.Verdict) error {
+func (k steppingNative) TakeDrill(genid uint32, tables []*native.Table, kind native.Verdict) (time.Time, error) {
 	k.step()
 	return k.fakeNative.TakeDrill(genid, tables, kind)
 }

@@ -29,7 +29,7 @@ type NativeKernel interface {
 	Follow(wanted func(nft.Table) bool) (*native.Ruleset, error)
 	Refresh(budget time.Duration) (sets int, err error)
 	Probe(id tableid.TableID, parts []native.Change) (native.Probe, error)
-	TakeDrill(genid uint32, tables []*native.Table, kind native.Verdict) error
+	TakeDrill(genid uint32, tables []*native.Table, kind native.Verdict) (at time.Time, err error)
 	Append(b *nft.Batch, repairs []native.Repair, witnesses map[tableid.Family]string) (left []string, err error)
 	RequestFullSync(genid uint32, t *native.Table) error
 }

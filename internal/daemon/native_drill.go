@@ -76,9 +76,10 @@ func (d *Daemon) takeDrillTables(ctx context.Context, st *state, x *drill.Drill,
 		says = "The drill goes on"
 	}
 	severity.Notices(klog.FromContext(ctx)).Info(says, "takes", x.Takes(), "kind", x.Kind(), "because", because)
+	var taken time.Time
 	err := d.makeDrillTables(ctx, st)
 	if err == nil {
-		err = d.takeMade(ctx, st, x)
+		taken, err = d.takeMade(ctx, st, x)
 	}
 	if err != nil {
 		d.dropDrillTables(ctx, st)
@@ -87,7 +88,7 @@ func (d *Daemon) takeDrillTables(ctx context.Context, st *state, x *drill.Drill,
 		}
 		return err
 	}
-	st.drills.BeginNative(x, time.Now(), d.drillQuiet())
+	st.drills.BeginNative(x, taken, d.drillQuiet())
 	return nil
 }
 
@@ -117,32 +118,42 @@ func (d *Daemon) makeDrillTables(ctx context.Context, st *state) error {
 		return fmt.Errorf("reading the drill's own tables: %w", err)
 	}
 	for i, id := range r.drill.tables {
-		if t := r.tables[id]; t == nil || !repairs[i].Whole() || !repairs[i].Repaired(t.want, false) {
+		if t := r.tables[id]; t == nil || !repairs[i].Whole() || !sameCounts(t.want, repairs[i].Want) {
 			return errDrillTouched
 		}
 	}
 	return nil
 }
 
-// takeMade takes the tables, unless another process has written to them.
-func (d *Daemon) takeMade(ctx context.Context, st *state, x *drill.Drill) error {
+// sameCounts reports whether two tables have as much of everything. The kernel adds attributes to
+// those that it was given.
+func sameCounts(a, b *native.Table) bool {
+	chains, rules, elements := a.Counts()
+	c, r, e := b.Counts()
+	return chains == c && rules == r && elements == e
+}
+
+// takeMade takes the tables, unless another process has written to them. It returns when the
+// kernel had taken them.
+func (d *Daemon) takeMade(ctx context.Context, st *state, x *drill.Drill) (taken time.Time, err error) {
 	r := &st.native
 	var tables []*native.Table
 	for _, id := range r.drill.tables {
 		tables = append(tables, r.tables[id].want)
 	}
-	err := d.fresh(ctx, st, func(genid uint32) error {
+	err = d.fresh(ctx, st, func(genid uint32) (err error) {
 		if slices.ContainsFunc(r.drill.tables, func(id tableid.TableID) bool { return r.tables[id] == nil || !r.tables[id].dirty.IsZero() }) {
 			return errDrillTouched
 		}
 		r.drill.genid = nft.Following(genid)
-		return d.cfg.Native.Kernel.TakeDrill(genid, tables, native.Verdict(x.Kind()))
+		taken, err = d.cfg.Native.Kernel.TakeDrill(genid, tables, native.Verdict(x.Kind()))
+		return err
 	})
 	var refused *nft.RefusedError
 	if err != nil && !errors.Is(err, nft.ErrStale) && !errors.Is(err, errDrillTouched) && !errors.As(err, &refused) {
 		x.Reply.Result = api.DrillFailed
 	}
-	return err
+	return taken, err
 }
 
 // fresh calls write with the genid up to which all commits were heard. It does so again if another

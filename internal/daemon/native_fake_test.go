@@ -680,14 +680,14 @@ func (k *fakeNative) leaveOut(id tableid.TableID) {
 var errNativeBroken = errors.New("the kernel does not answer")
 
 // TakeDrill implements NativeKernel. The fake's canaryd is process 4242, too: the genid tells.
-func (k *fakeNative) TakeDrill(genid uint32, tables []*native.Table, kind native.Verdict) error {
+func (k *fakeNative) TakeDrill(genid uint32, tables []*native.Table, kind native.Verdict) (time.Time, error) {
 	if boarding := k.takeDrill; boarding != nil {
 		k.takeDrill = nil
 		boarding()
 	}
 	now, err := k.Genid()
 	if err = errors.Join(err, k.brokenTake); err != nil || now != genid {
-		return cmp.Or(err, nft.ErrStale)
+		return time.Time{}, cmp.Or(err, nft.ErrStale)
 	}
 	k.commit(false, func(deed func(tableid.TableID) *native.Deed, _ *native.Commit) {
 		for _, t := range tables {
@@ -707,7 +707,7 @@ func (k *fakeNative) TakeDrill(genid uint32, tables []*native.Table, kind native
 			}
 		}
 	})
-	return nil
+	return time.Now(), nil
 }
 
 // removeDrills implements NativeConfig.RemoveDrills.

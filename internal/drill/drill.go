@@ -250,8 +250,9 @@ func (x *Drill) Takes() string {
 // Lasted returns how long the last removal has lasted.
 func (x *Drill) Lasted() time.Duration { return time.Since(x.tookAt).Round(time.Millisecond) }
 
-// step adds a line to the timeline.
+// step adds a line to the timeline. The kernel reports a removal before the call returns.
 func (x *Drill) step(at time.Time, what string) {
+	at = pace.Latest(at, x.tookAt)
 	x.Reply.Steps = append(x.Reply.Steps, api.DrillStep{Seconds: max(at.Sub(x.Start), 0).Seconds(), What: what})
 }
 

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -59,9 +60,10 @@ func NewDrillTable(family tableid.Family, nonce string) *Table {
 
 // TakeDrill takes tables of a drill as a flusher does, at that genid: it deletes them, deletes
 // their rules, or makes them again as an older file has them. The transaction comes from another
-// netlink address than Write's, so its commit counts as another process's. The error is
+// netlink address than Write's, so its commit counts as another process's. It returns when the
+// kernel had taken them: the call returns later, because it closes a socket. The error is
 // nft.ErrStale or a *nft.RefusedError if nothing was taken.
-func (k *Kernel) TakeDrill(genid uint32, tables []*Table, kind Verdict) error {
+func (k *Kernel) TakeDrill(genid uint32, tables []*Table, kind Verdict) (at time.Time, err error) {
 	b := nft.NewBatch()
 	b.Guard(genid)
 	for _, t := range tables {
@@ -74,14 +76,16 @@ func (k *Kernel) TakeDrill(genid uint32, tables []*Table, kind Verdict) error {
 			old := *t
 			old.Sets = nil
 			if _, err := old.Replace(b, Options{}); err != nil {
-				return err
+				return time.Time{}, err
 			}
 		default:
 			Delete(b, t.ID)
 		}
 	}
 	b.Finish()
-	return b.Send()
+	at = time.Now()
+	err = b.Send()
+	return at.Add(b.Took), err
 }
 
 // RemoveDrills deletes the tables of drills in all families, also those of an earlier run. A

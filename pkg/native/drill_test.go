@@ -55,7 +55,7 @@ func TestDrillTables(t *testing.T) {
 				if _, _, err := k.Hear(genid()); err != nil {
 					t.Fatal(err)
 				}
-				if err := k.TakeDrill(genid(), []*native.Table{want}, kind); err != nil {
+				if _, err := k.TakeDrill(genid(), []*native.Table{want}, kind); err != nil {
 					t.Fatalf("%s, %s: %v", id.NFT(), kind, err)
 				}
 				commits, missed, err := k.Hear(genid())
