@@ -48,7 +48,7 @@ type DrillRequest struct {
 	// Table is the table whose canary is taken, or DrillNative. Empty means nat, and then native
 	// tables, each if canaryd guards something there.
 	Table rules.TableName `json:"table,omitempty"`
-	// Kind is the damage. Empty means chain_deleted of a canary, and table_deleted of native tables.
+	// Kind is the damage. Empty: chain_deleted of a canary, table_deleted of native tables.
 	Kind canary.Verdict `json:"kind,omitempty"`
 	// ForReal takes the protected jumps of nat PREROUTING instead.
 	ForReal bool `json:"forReal,omitempty"`

@@ -73,8 +73,8 @@ func TestTheLastMomentBeforeAFlush(t *testing.T) {
 	}
 }
 
-// TestTheLastMomentBetweenTwoFlushes: a process flushes a built-in chain, an owner writes rules, and
-// a flush of the table follows before any read. The owner's rules return with the others.
+// TestTheLastMomentBetweenTwoFlushes: a process flushes a built-in chain, an owner writes rules,
+// and a flush of the table follows before any read. The owner's rules return with the others.
 func TestTheLastMomentBetweenTwoFlushes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t, iptables.NFT, setup{})

@@ -22,10 +22,10 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// Native tables have no canary, because an owner's table has nothing of canaryd's in it. So a drill
-// makes a small table in each family that has guarded tables. canaryd learns, judges and restores it
-// like those, and removes it at the end. The witnesses stay: without them a flush in the middle
-// would look like the deletion of a single table.
+// Native tables have no canary, because an owner's table has nothing of canaryd's in it. So a
+// drill makes a small table in each family that has guarded tables. canaryd learns, judges and
+// restores it like those, and removes it at the end. The witnesses stay: without them a flush in
+// the middle would look like the deletion of a single table.
 
 // A nativeDrill has the tables of a drill, from their making to their removal.
 type nativeDrill struct {

@@ -679,7 +679,7 @@ func (k *fakeNative) leaveOut(id tableid.TableID) {
 
 var errNativeBroken = errors.New("the kernel does not answer")
 
-// TakeDrill implements NativeKernel. The fake's canaryd is process 4242, too: the genid tells.
+// TakeDrill implements NativeKernel. The fake's canaryd is process 4242, too.
 func (k *fakeNative) TakeDrill(genid uint32, tables []*native.Table, kind native.Verdict) (time.Time, error) {
 	if boarding := k.takeDrill; boarding != nil {
 		k.takeDrill = nil

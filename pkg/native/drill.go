@@ -58,8 +58,8 @@ func NewDrillTable(family tableid.Family, nonce string) *Table {
 	}
 }
 
-// TakeDrill takes tables of a drill as a flusher does, at that genid: it deletes them, deletes
-// their rules, or makes them again as an older file has them. The transaction comes from another
+// TakeDrill takes tables of a drill as a flusher does, at that genid. It deletes them or their
+// rules, or makes them again as an older file has them. The transaction comes from another
 // netlink address than Write's, so its commit counts as another process's. It returns when the
 // kernel had taken them: the call returns later, because it closes a socket. The error is
 // nft.ErrStale or a *nft.RefusedError if nothing was taken.
