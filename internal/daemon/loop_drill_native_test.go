@@ -89,7 +89,7 @@ func TestDrillOfNativeTables(t *testing.T) {
 			var dir string
 			onDrillNodes(t, func() setup {
 				dir = t.TempDir()
-				return setup{journal: dir, flows: &flows{}, nativeStandby: newFakeNativeStandby(nil), nativeStore: nativestore.New(t.TempDir(), nativestore.Identity{})}
+				return setup{journal: dir, flows: &flows{}, nativeStore: nativestore.New(t.TempDir(), nativestore.Identity{})}
 			}, func(t *testing.T, n drillNode, r *rig, k *fakeNative) {
 				before := r.tables()
 				both := n.iptables && request.Table == "" && request.Kind != canary.TableDeleted
@@ -431,11 +431,21 @@ func TestManyNativeDrills(t *testing.T) {
 
 // TestOwnerInNativeDrill: owners write, and make a new table, during a drill. All of it lasts.
 func TestOwnerInNativeDrill(t *testing.T) {
-	onDrillNodes(t, func() setup { return setup{settle: 200 * time.Millisecond} }, func(t *testing.T, n drillNode, r *rig, k *fakeNative) {
+	onDrillNodes(t, func() setup {
+		return setup{settle: 200 * time.Millisecond, nativeStore: nativestore.New(t.TempDir(), nativestore.Identity{})}
+	}, func(t *testing.T, n drillNode, r *rig, k *fakeNative) {
 		end := r.drillAside(api.DrillRequest{Table: api.DrillNative})
 		r.after(20 * time.Millisecond)
+		k.with(func() { k.brokenWrites = errNativeBroken })
 		k.sync(tableOf(proxyTable, "a", "b", "new"))
 		k.again(tableOf(proxyTable.Family.Table("later"), "x"))
+		r.after(10 * time.Second) // so that the tables are saved in the middle
+		stored, err := r.d.cfg.Native.Store.Load()
+		must(t, err)
+		if len(stored.Tables) != 4 || k.drillTables() != 0 {
+			t.Errorf("on disk are %d tables, and %d of the drill exist", len(stored.Tables), k.drillTables())
+		}
+		k.with(func() { k.brokenWrites = nil })
 		if reply := end(); reply.Result != api.DrillPassed {
 			t.Errorf("the reply: %+v", reply)
 		}
@@ -473,9 +483,14 @@ func TestDrillBetweenItsParts(t *testing.T) {
 // TestStopInNativeDrill: a daemon ends, or a cleanup ends its work, in the middle of a drill. The
 // drill's tables go with it.
 func TestStopInNativeDrill(t *testing.T) {
-	for name, end := range map[string]func(r *rig){
-		"stop":    (*rig).stop,
-		"cleanup": func(r *rig) { must(r.t, r.d.Cleanup(r.t.Context(), api.CleanupRequest{})) },
+	for name, end := range map[string]func(r *rig, k *fakeNative){
+		"stop":    func(r *rig, _ *fakeNative) { r.stop() },
+		"cleanup": func(r *rig, _ *fakeNative) { must(r.t, r.d.Cleanup(r.t.Context(), api.CleanupRequest{})) },
+		"cleanup between two tries": func(r *rig, k *fakeNative) {
+			k.with(func() { k.brokenWrites = &nft.RefusedError{Errno: syscall.ENOMEM} })
+			r.after(5 * time.Second)
+			must(r.t, r.d.Cleanup(r.t.Context(), api.CleanupRequest{}))
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			onDrillNodes(t, func() setup { return setup{settle: time.Second} }, func(t *testing.T, n drillNode, r *rig, k *fakeNative) {
@@ -486,7 +501,7 @@ func TestStopInNativeDrill(t *testing.T) {
 				if k.drillTables() != 2 {
 					t.Fatal("the drill is over")
 				}
-				end(r)
+				end(r, k)
 				r.after(time.Second)
 				if left := k.drillTables(); left != 0 {
 					t.Errorf("%d tables of the drill are left", left)

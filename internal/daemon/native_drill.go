@@ -82,7 +82,7 @@ func (d *Daemon) takeDrillTables(ctx context.Context, st *state, x *drill.Drill,
 		taken, err = d.takeMade(ctx, st, x)
 	}
 	if err != nil {
-		d.dropDrillTables(ctx, st)
+		d.leaveDrillTables(ctx, st, x.Reply.Result)
 		if x.Reply.Result != api.DrillFailed {
 			x.Reply.Native = nil
 		}
@@ -264,20 +264,27 @@ func (d *Daemon) nativeDrillAnswered(ctx context.Context, st *state, l *nativeLo
 	}
 }
 
-// leaveDrillTables forgets and removes the tables of a drill that has ended. If their loss lasts,
-// it ends, because nothing needs them any more: its record is interrupted.
+// leaveDrillTables forgets and removes the tables of a drill that has ended.
 func (d *Daemon) leaveDrillTables(ctx context.Context, st *state, result api.DrillResult) {
 	r, l := &st.native, st.native.loss
 	if len(r.drill.tables) == 0 {
 		return
 	}
-	d.dropDrillTables(ctx, st)
-	if l == nil || !l.drill {
-		return
+	r.forgetDrillTables()
+	if l != nil && l.drill {
+		d.endDrillLoss(ctx, st, result)
 	}
-	l.drill = false
-	if anyOf(r.tables, (*nativeTable).lost) {
-		return // of another process's flush
+	if mayRemoveDrills(st) {
+		d.removeDrillTables(ctx, st)
+	}
+}
+
+// endDrillLoss ends a loss of a drill's tables that lasts: nothing needs them any more. Its record is
+// interrupted. A loss of other tables goes on.
+func (d *Daemon) endDrillLoss(ctx context.Context, st *state, result api.DrillResult) {
+	r, l := &st.native, st.native.loss
+	if l.drill = false; anyOf(r.tables, (*nativeTable).lost) {
+		return
 	}
 	r.loss = nil
 	if l.shown() {
@@ -287,10 +294,8 @@ func (d *Daemon) leaveDrillTables(ctx context.Context, st *state, result api.Dri
 	}
 }
 
-// dropDrillTables forgets the tables of a drill, and removes them from the kernel: at once, unless
-// a replay is due.
-func (d *Daemon) dropDrillTables(ctx context.Context, st *state) {
-	r := &st.native
+// forgetDrillTables forgets the tables of a drill. They are due to be removed from the kernel.
+func (r *nativeRealm) forgetDrillTables() {
 	for _, id := range r.drill.tables {
 		delete(r.tables, id)
 		if r.loss != nil {
@@ -299,9 +304,6 @@ func (d *Daemon) dropDrillTables(ctx context.Context, st *state) {
 		}
 	}
 	r.drill.tables, r.drill.genid, r.drill.foreign, r.drill.removeAt = nil, 0, false, time.Now()
-	if mayRemoveDrills(st) {
-		d.removeDrillTables(ctx, st)
-	}
 }
 
 // mayRemoveDrills reports whether tables of drills are removed now: not during a replay, and not

@@ -166,10 +166,8 @@ func (d *Daemon) recallNative(ctx context.Context, st *state) {
 
 // leaveNative looks once more at the end of a run, and saves the tables.
 func (d *Daemon) leaveNative(ctx context.Context, st *state) {
-	if len(st.native.drill.tables) > 0 {
-		d.dropDrillTables(ctx, st)
-	}
-	if !st.native.drill.removeAt.IsZero() {
+	if r := &st.native; len(r.drill.tables) > 0 || !r.drill.removeAt.IsZero() {
+		r.forgetDrillTables()
 		d.removeDrillTables(ctx, st)
 	}
 	if !d.guardsNative() {
@@ -189,6 +187,9 @@ func (d *Daemon) stopNative(st *state) error {
 	}
 	st.native = nativeRealm{tables: map[tableid.TableID]*nativeTable{}}
 	var errs []error
+	if d.cfg.Native.RemoveDrills != nil {
+		errs = append(errs, d.cfg.Native.RemoveDrills())
+	}
 	if d.cfg.Native.Cleanup != nil {
 		errs = append(errs, d.cfg.Native.Cleanup())
 	}
