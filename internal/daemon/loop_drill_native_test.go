@@ -486,6 +486,11 @@ func TestStopInNativeDrill(t *testing.T) {
 	for name, end := range map[string]func(r *rig, k *fakeNative){
 		"stop":    func(r *rig, _ *fakeNative) { r.stop() },
 		"cleanup": func(r *rig, _ *fakeNative) { must(r.t, r.d.Cleanup(r.t.Context(), api.CleanupRequest{})) },
+		"stop between two tries": func(r *rig, k *fakeNative) {
+			k.with(func() { k.brokenWrites = &nft.RefusedError{Errno: syscall.ENOMEM} })
+			r.after(5 * time.Second)
+			r.stop()
+		},
 		"cleanup between two tries": func(r *rig, k *fakeNative) {
 			k.with(func() { k.brokenWrites = &nft.RefusedError{Errno: syscall.ENOMEM} })
 			r.after(5 * time.Second)
