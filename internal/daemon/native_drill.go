@@ -279,8 +279,8 @@ func (d *Daemon) leaveDrillTables(ctx context.Context, st *state, result api.Dri
 	}
 }
 
-// endDrillLoss ends a loss of a drill's tables that lasts: nothing needs them any more. Its record is
-// interrupted. A loss of other tables goes on.
+// endDrillLoss ends a loss of a drill's tables that lasts: nothing needs them any more. Its
+// record is interrupted. A loss of other tables continues.
 func (d *Daemon) endDrillLoss(ctx context.Context, st *state, result api.DrillResult) {
 	r, l := &st.native, st.native.loss
 	if l.drill = false; anyOf(r.tables, (*nativeTable).lost) {
