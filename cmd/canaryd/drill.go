@@ -15,8 +15,10 @@ import (
 )
 
 const aboutDrill = `A game day without an outage: the running daemon takes away its own canary, which packets do not
-meet, and has to notice that, put it back and prove it. Prints a timeline, the log's lines, and the
-alert that a flush would raise. canaryd records it as a drill, and counts no flush.
+meet, and has to notice that, put it back and prove it. Where it guards native tables, it then makes
+a table canaryd-drill next to them, takes that away in the same way, and removes it at the end.
+Prints a timeline, the log's lines, and the alert that a flush would raise. canaryd records it as a
+drill, and counts no flush.
 With --for-real it takes the protected jumps of nat PREROUTING, after a question: then new
 connections to services fail until the jumps are back, the drill counts as a flush, and its alert
 fires. While canaryd is paused, observes, or is not healthy, it takes nothing and says why.

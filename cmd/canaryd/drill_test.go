@@ -49,6 +49,9 @@ func TestDrill(t *testing.T) {
 	void, real, refused := passedDrill(), passedDrill(), passedDrill()
 	void.Result, void.Reason = api.DrillVoid, "another process flushed rules meanwhile"
 	real.Sort, real.Kind, real.Jumps, real.Alert = api.DrillForReal, canary.JumpsMissing, 2, api.AlertOfFlush(true)
+	native := passedDrill()
+	native.Table, native.Kind, native.Families, native.Native = api.DrillNative, canary.TableDeleted, nil, []string{"ip canaryd-drill"}
+	native.Steps = []api.DrillStep{{What: "canaryd has taken away its own table ip canaryd-drill"}, {Seconds: 0.0003, What: "noticed: ip canaryd-drill table_deleted"}, {Seconds: 0.0214, What: "proved by a read"}}
 	refused.Result, refused.Reason = api.DrillRefused, "replays are paused until 2026-11-22T04:00:00Z"
 	for _, test := range []struct {
 		name  string
@@ -58,10 +61,11 @@ func TestDrill(t *testing.T) {
 		want  api.DrillRequest
 	}{
 		{"passed", passedDrill(), []string{"--kind=emptied", "--table=filter"}, exitOK, api.DrillRequest{Table: rules.Filter, Kind: canary.Emptied}},
-		{"json", passedDrill(), []string{"-o", "json"}, exitOK, api.DrillRequest{Table: rules.Nat, Kind: canary.ChainDeleted}},
-		{"void", void, nil, exitNo, api.DrillRequest{Table: rules.Nat, Kind: canary.ChainDeleted}},
+		{"json", passedDrill(), []string{"-o", "json"}, exitOK, api.DrillRequest{}},
+		{"void", void, nil, exitNo, api.DrillRequest{}},
 		{"for-real", real, []string{"--for-real", "--yes"}, exitOK, api.DrillRequest{ForReal: true}},
-		{"refused", refused, nil, exitError, api.DrillRequest{Table: rules.Nat, Kind: canary.ChainDeleted}},
+		{"refused", refused, nil, exitError, api.DrillRequest{}},
+		{"native", native, []string{"--table=native", "--kind=table_deleted"}, exitOK, api.DrillRequest{Table: api.DrillNative, Kind: canary.TableDeleted}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var asked []api.DrillRequest

@@ -33,8 +33,9 @@ type nativeGuard struct {
 // none. As long as none of its tables exists it hears of no commits. The caller must call
 // closeIt.
 func (o *options) guardNative(kernel *iptables.Kernel) (nativeGuard, error) {
+	removeDrills := func() error { return native.RemoveDrills(kernel.Port()) } // an earlier run may have guarded others
 	if !o.selector.Native() {
-		return nativeGuard{closeIt: func() {}}, nil
+		return nativeGuard{cfg: daemon.NativeConfig{RemoveDrills: removeDrills}, closeIt: func() {}}, nil
 	}
 	store, err := nativestore.Open(o.stateDir)
 	if err != nil {
@@ -45,7 +46,7 @@ func (o *options) guardNative(kernel *iptables.Kernel) (nativeGuard, error) {
 	wake := sync.OnceFunc(func() { close(g.woken) })
 	g.cfg = daemon.NativeConfig{
 		Kernel: late, Protects: o.selector.ProtectsTable, Named: o.selector.NamedTables(), Rehearse: (*native.Table).Rehearse, Store: store,
-		Cleanup: func() error { return native.RemoveWitnesses(kernel.Port()) },
+		Cleanup: func() error { return native.RemoveWitnesses(kernel.Port()) }, RemoveDrills: removeDrills,
 		Wake: func(wanted func(nft.Table) bool) (bool, error) {
 			is, err := late.Wake(wanted)
 			if is {

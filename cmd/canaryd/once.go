@@ -292,7 +292,7 @@ func runCleanup(ctx context.Context, o *options, to streams) (int, error) {
 			err := onrequest.RemoveAll(ctx, b.replayer(), b.job(nil, nil), o.rules)
 			state, _, _ := b.store.LoadState() // after an unreadable state, the tables that canaryd made are unknown
 			onrequest.RemoveMade(ctx, b.kernel, state.MadeTables)
-			return exitOK, errors.Join(err, native.RemoveWitnesses(b.kernel.Port()), nativestore.Forget(o.stateDir), b.store.Forget())
+			return exitOK, errors.Join(err, native.RemoveWitnesses(b.kernel.Port()), native.RemoveDrills(b.kernel.Port()), nativestore.Forget(o.stateDir), b.store.Forget())
 		})
 	}
 	if err != nil {

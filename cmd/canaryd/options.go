@@ -19,6 +19,7 @@ import (
 	"github.com/canaryd/canaryd/internal/web"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -116,8 +117,8 @@ func (o *options) allFlags() *pflag.FlagSet {
 	all.BoolVar(&o.confirm, "confirm", false, "take the rules that ought to be in force now for the baseline")
 	all.BoolVar(&o.forget, "forget", false, "remove the baseline")
 
-	all.StringVar(&o.table, "table", "nat", "table whose canary is taken: "+strings.Join(api.Words(protect.Tables()), ", "))
-	all.StringVar(&o.kind, "kind", "chain_deleted", "how the canary is taken: "+strings.Join(api.Words(canary.DrillKinds()), ", "))
+	all.StringVar(&o.table, "table", "", "table whose canary is taken: "+strings.Join(api.Words(protect.Tables()), ", ")+"; or native; default nat and native, as far as there are guarded rules")
+	all.StringVar(&o.kind, "kind", "", "how it is taken: "+strings.Join(api.Words(canary.DrillKinds()), ", ")+"; of native tables "+strings.Join(api.Words(native.DrillKinds()), ", ")+"; the first is the default")
 	all.BoolVar(&o.forReal, "for-real", false, "take the protected jumps of nat PREROUTING instead")
 
 	all.DurationVar(&o.pause, "for", 10*time.Minute, "how long, at most 24h")
@@ -199,8 +200,8 @@ func flagValues(cmd command) map[string][]string {
 		"backend":           {"auto", "nft", "legacy"},
 		"ip-family":         {"auto", "ipv4", "ipv6", "dual"},
 		"output":            {"table", "json"},
-		"table":             api.Words(protect.Tables()),
-		"kind":              api.Words(canary.DrillKinds()),
+		"table":             append(api.Words(protect.Tables()), string(api.DrillNative)),
+		"kind":              append(api.Words(canary.DrillKinds()), string(canary.TableDeleted)),
 		"random-fully":      {"auto", "true", "false"},
 		"detect-local-mode": {"ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"},
 	}
@@ -217,7 +218,7 @@ func (o *options) complete(cmd command, flags *pflag.FlagSet) error {
 	var errs []error
 	checkWords := func(names ...string) {
 		for _, name := range names {
-			if f := flags.Lookup(name); f != nil {
+			if f := flags.Lookup(name); f != nil && f.Value.String() != f.DefValue {
 				errs = append(errs, oneOf(name, f.Value.String(), values[name]...))
 			}
 		}

@@ -13,7 +13,8 @@ type DrillSort string
 
 // The sorts of drills. Flush.Drill is empty for a flush.
 const (
-	// DrillCanary takes canaryd's own canary, which packets do not meet. It counts as no flush.
+	// DrillCanary takes canaryd's own canary, or tables of canaryd's own in place of an owner's
+	// native table. Packets meet neither. It counts as no flush.
 	DrillCanary DrillSort = "canary"
 	// DrillForReal takes the protected jumps of nat PREROUTING. It counts as a flush.
 	DrillForReal DrillSort = "for-real"
@@ -39,11 +40,15 @@ func DrillResults() []DrillResult {
 	return []DrillResult{DrillPassed, DrillFailed, DrillVoid, DrillRefused}
 }
 
+// DrillNative is the word for native tables in the place of an iptables' table.
+const DrillNative rules.TableName = "native"
+
 // A DrillRequest is a request for a drill.
 type DrillRequest struct {
-	// Table is the table whose canary is taken; empty means nat.
+	// Table is the table whose canary is taken, or DrillNative. Empty means nat, and then native
+	// tables, each if canaryd guards something there.
 	Table rules.TableName `json:"table,omitempty"`
-	// Kind is the damage to the canary, from canary.DrillKinds; empty means chain_deleted.
+	// Kind is the damage. Empty: chain_deleted of a canary, table_deleted of native tables.
 	Kind canary.Verdict `json:"kind,omitempty"`
 	// ForReal takes the protected jumps of nat PREROUTING instead.
 	ForReal bool `json:"forReal,omitempty"`
@@ -54,9 +59,10 @@ type DrillReply struct {
 	DrillEnd
 	// Reason is why the drill did not pass.
 	Reason   string          `json:"reason,omitempty"`
-	Table    rules.TableName `json:"table"`
-	Kind     canary.Verdict  `json:"kind"`
-	Families []rules.Family  `json:"families,omitempty"` // that lost something
+	Table    rules.TableName `json:"table"`              // DrillNative if it tried native tables only
+	Kind     canary.Verdict  `json:"kind"`               // the first one, if it tried both
+	Families []rules.Family  `json:"families,omitempty"` // of iptables that lost something
+	Native   []string        `json:"native,omitempty"`   // canaryd's own native tables that were taken
 	Jumps    int             `json:"jumps,omitempty"`    // how many were taken
 	Steps    []DrillStep     `json:"steps,omitempty"`
 	// Log has the lines that the daemon logged meanwhile.

@@ -55,6 +55,7 @@ func (d *Daemon) newChores() []chore {
 	return slices.Concat(d.standbyChores(), []chore{
 		{"end the pause", func(st *state) time.Time { return st.pause.until }, nil, briefLimit, func(ctx context.Context, st *state) { d.unpause(ctx, st, "The pause has run out") }},
 		{"end a drill that is not answered", func(st *state) time.Time { return st.drills.Under.By }, func(st *state) bool { return st.drills.Under != nil }, briefLimit, d.drillTooLong},
+		{"go on with a drill", func(st *state) time.Time { return st.drills.Under.GoesOnAt() }, func(st *state) bool { return st.drills.Under != nil }, writeLimit, d.goOnDrill},
 		{"drill by schedule", func(st *state) time.Time { return st.drills.At }, func(st *state) bool { return st.drills.Under == nil && st.mayWrite() }, writeLimit, d.drillBySchedule},
 		{"judge what the last run left", func(st *state) time.Time { return st.suspicion.retry.At }, func(st *state) bool { return st.suspicion != nil }, readLimit, d.judgeRemains},
 		{"look", func(st *state) time.Time { return st.looking.at }, nil, readLimit, d.lookEverywhere},

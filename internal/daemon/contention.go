@@ -166,12 +166,16 @@ func (c *contention) log(log klog.Logger) klog.Logger {
 	return log
 }
 
-// flushLog returns the log for lines about one flush of iptables' tables. A drill under way
-// keeps them for its reply.
+// flushLog returns the log for lines about one flush of iptables' tables.
 func (st *state) flushLog(ctx context.Context) klog.Logger {
-	log := klog.FromContext(ctx)
-	if x := st.drills.Under; x != nil {
-		log = x.Tee(log)
+	return st.contention.log(st.drillLog(ctx, false))
+}
+
+// drillLog returns the log for lines about one flush of native tables, or of iptables' tables. A
+// drill that is at such tables keeps them for its reply.
+func (st *state) drillLog(ctx context.Context, native bool) klog.Logger {
+	if x := st.drills.Under; x.At(native) {
+		return x.Tee(klog.FromContext(ctx))
 	}
-	return st.contention.log(log)
+	return klog.FromContext(ctx)
 }

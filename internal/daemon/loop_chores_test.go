@@ -237,6 +237,15 @@ func situations() map[string]situation {
 		"compare with the baseline": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
 			st.baseline = baseline.Of(reload.Baseline{}, nil)
 		},
+		"go on with a drill": func(t *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
+			x, err := drill.New(api.DrillRequest{}, drill.Guarded{Iptables: true, Native: true})
+			must(t, err)
+			if !x.MayGoOn(time.Now()) {
+				t.Fatal("the drill does not go on")
+			}
+			st.drills.Under, x.By = x, time.Now().Add(time.Hour)
+		},
+		"remove tables of drills": now(func(st *state) *time.Time { return &st.native.drill.removeAt }),
 		"drill by schedule": func(_ *testing.T, d *Daemon, st *state, _ *iptablestest.Fake) {
 			d.cfg.DrillEvery, st.drills.At = period, time.Now()
 		},

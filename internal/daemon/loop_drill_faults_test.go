@@ -203,7 +203,7 @@ func TestDrillOfNothing(t *testing.T) {
 // record of its own, and the drill's record remains a drill's.
 func TestNativeFlushInDrill(t *testing.T) {
 	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
-		end := r.drillAside(api.DrillRequest{})
+		end := r.drillAside(api.DrillRequest{Table: rules.Nat})
 		k.flushRuleset()
 		end()
 		r.settled()

@@ -100,8 +100,10 @@ type setup struct {
 	native func(context.Context) ([]string, error)
 	// guarded has the native tables that canaryd guards; nil: none.
 	guarded *fakeNative
-	named   string // a word that names one more table, where globs match the others
-	asleep  bool   // guarded is opened only once one of its tables exists
+	// nativeStep runs before each call to guarded; nil: nothing.
+	nativeStep func()
+	named      string // a word that names one more table, where globs match the others
+	asleep     bool   // guarded is opened only once one of its tables exists
 	// rehearse says whether the kernel would take a table again; nil: canaryd does not check
 	// that.
 	rehearse func(*native.Table) error
@@ -249,7 +251,11 @@ func configure(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 		}
 		all, err := protect.NewSelector(words)
 		must(t, err)
-		cfg.Native = NativeConfig{Kernel: s.guarded, Protects: all.ProtectsTable, Named: all.NamedTables(), Rehearse: s.rehearse, Store: s.nativeStore}
+		cfg.Native = NativeConfig{Kernel: s.guarded, Protects: all.ProtectsTable, Named: all.NamedTables(), Rehearse: s.rehearse, Store: s.nativeStore, RemoveDrills: s.guarded.removeDrills}
+		if s.nativeStep != nil {
+			cfg.Native.Kernel = steppingNative{s.guarded, s.nativeStep}
+			cfg.Native.RemoveDrills = func() error { s.nativeStep(); return s.guarded.removeDrills() }
+		}
 		if s.asleep {
 			cfg.Native.Wake = s.guarded.wake
 		}

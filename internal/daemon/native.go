@@ -30,6 +30,7 @@ type NativeKernel interface {
 	Follow(wanted func(nft.Table) bool) (*native.Ruleset, error)
 	Refresh(budget time.Duration) (sets int, err error)
 	Probe(id tableid.TableID, parts []native.Change) (native.Probe, error)
+	TakeDrill(genid uint32, tables []*native.Table, kind native.Verdict) (at time.Time, err error)
 	Append(b *nft.Batch, repairs []native.Repair, witnesses map[tableid.Family]string) (left []string, err error)
 	RequestFullSync(genid uint32, t *native.Table) error
 }
@@ -42,6 +43,8 @@ type NativeConfig struct {
 	Rehearse func(t *native.Table) error // whether the kernel would take a table again; nil: no rehearsals
 	Store    *nativestore.Store          // nil: nothing is kept
 	Cleanup  func() error                // removes the witnesses
+	// RemoveDrills removes the tables of drills, also those of an earlier run; nil: there are none.
+	RemoveDrills func() error
 	// Wake opens Kernel if there is a table that wanted accepts, or if wanted is nil. It
 	// reports whether Kernel is open. nil: it is open.
 	Wake func(wanted func(nft.Table) bool) (bool, error)
@@ -95,6 +98,7 @@ type nativeRealm struct {
 	wrote      time.Time                      // when another process was last heard to commit
 	comings    comings
 	contention contention
+	drill      nativeDrill
 	// removed is when an owner was last heard to delete its table, by the table's name.
 	removed map[string]time.Time
 	disk    nativeDisk
@@ -152,6 +156,7 @@ type nativeTable struct {
 	replayed bool
 	fullSync pace.Retry
 	out      *nativeLeftOut // nil: the table is not left out
+	drill    bool           // it is a table of the present drill
 }
 
 // A nativeDeed is the effect of a commit on a table, with its author and time.
@@ -168,7 +173,8 @@ func (d nativeDeed) took() bool { return len(d.Rules)+len(d.Elements)+d.Lost > 0
 // canaryd reads none until there is a table to guard.
 func (d *Daemon) newNativeRealm() nativeRealm {
 	r := nativeRealm{tables: map[tableid.TableID]*nativeTable{}, immune: map[tableid.TableID]bool{},
-		witness: map[tableid.Family]native.Witness{}, waiting: map[tableid.TableID]*api.Flush{}, contention: newContention("native")}
+		witness: map[tableid.Family]native.Witness{}, waiting: map[tableid.TableID]*api.Flush{}, contention: newContention("native"),
+		drill: nativeDrill{removeAt: time.Now()}}
 	if d.guardsNative() {
 		r.asleep = d.cfg.Native.Wake != nil
 		r.lookAt, r.all = time.Now(), !r.asleep
@@ -224,6 +230,7 @@ func (d *Daemon) nativeChores() []chore {
 		{"empty the quarantine of native tables", func(st *state) time.Time { return st.native.readmit.At }, mayWriteNative, writeLimit, d.readmitNative},
 		{"request full syncs in nftables mode", func(st *state) time.Time { return st.native.fullSyncAt() }, mayWriteNative, briefLimit, d.requestFullSyncs},
 		{"rehearse native tables", func(st *state) time.Time { return st.native.rehearseAt() }, noNativeReplay, readLimit, d.rehearseNative},
+		{"remove tables of drills", func(st *state) time.Time { return st.native.drill.removeAt }, mayRemoveDrills, briefLimit, d.removeDrillTables},
 		{"plant witnesses", func(st *state) time.Time { return st.native.plantAt }, mayReadNative, briefLimit, d.plantWitnesses},
 		{"end the contention of native tables", func(st *state) time.Time { return st.native.contention.calmAt }, func(st *state) bool { return st.native.loss == nil }, briefLimit,
 			func(ctx context.Context, st *state) { st.native.contention.end(ctx) }},

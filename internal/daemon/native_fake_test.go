@@ -76,6 +76,11 @@ type fakeNative struct {
 	weights    map[tableid.TableID]nft.Weight
 	read       map[tableid.TableID]int // how often each table was read
 	open       bool
+
+	takeDrill      func() // runs before a drill takes its tables, once
+	brokenTake     error  // for these takings
+	brokenRemovals error  // for the removals of drills' tables
+	foreignDrill   bool   // another process has tables of that name
 }
 
 // wake implements NativeConfig.Wake.
@@ -673,6 +678,74 @@ func (k *fakeNative) leaveOut(id tableid.TableID) {
 }
 
 var errNativeBroken = errors.New("the kernel does not answer")
+
+// TakeDrill implements NativeKernel. The fake's canaryd is process 4242, too.
+func (k *fakeNative) TakeDrill(genid uint32, tables []*native.Table, kind native.Verdict) (time.Time, error) {
+	if boarding := k.takeDrill; boarding != nil {
+		k.takeDrill = nil
+		boarding()
+	}
+	now, err := k.Genid()
+	if err = errors.Join(err, k.brokenTake); err != nil || now != genid {
+		return time.Time{}, cmp.Or(err, nft.ErrStale)
+	}
+	k.commit(false, func(deed func(tableid.TableID) *native.Deed, _ *native.Commit) {
+		for _, t := range tables {
+			d := deed(t.ID)
+			switch kind {
+			case native.Emptied:
+				d.Rules = map[string]int{"canary": 1}
+				k.emptied(t.ID)
+			case native.Replaced:
+				old := *t
+				old.Sets = nil
+				k.put(&old)
+				d.Deleted, d.Made = true, k.handle
+			default:
+				d.Deleted = true
+				delete(k.tables, t.ID)
+			}
+		}
+	})
+	return time.Now(), nil
+}
+
+// removeDrills implements NativeConfig.RemoveDrills.
+func (k *fakeNative) removeDrills() error {
+	k.mu.Lock()
+	drills := 0
+	for id := range k.tables {
+		if native.IsDrill(id) && !k.foreignDrill {
+			drills++
+		}
+	}
+	err := errors.Join(k.broken, k.brokenRemovals)
+	k.mu.Unlock()
+	if err != nil || drills == 0 {
+		return err
+	}
+	k.commit(true, func(deed func(tableid.TableID) *native.Deed, _ *native.Commit) {
+		for id := range k.tables {
+			if native.IsDrill(id) {
+				deed(id).Deleted = true
+				delete(k.tables, id)
+			}
+		}
+	})
+	return nil
+}
+
+// drillTables counts the tables of drills.
+func (k *fakeNative) drillTables() (n int) {
+	k.with(func() {
+		for id := range k.tables {
+			if native.IsDrill(id) {
+				n++
+			}
+		}
+	})
+	return n
+}
 
 // wantNative fails unless the kernel has a table with the content of want.
 func (k *fakeNative) wantNative(t *testing.T, want *native.Table) {

@@ -34,7 +34,11 @@ func (d *Daemon) healNative(ctx context.Context, st *state) {
 		return
 	}
 	if !r.loss.logged {
-		r.loss.logNotice(severity.Warnings(st.nativeLog(ctx)), flushNoticed, r.losses(), st.nextStep())
+		says, log := flushNoticed, severity.Warnings(st.nativeLog(ctx))
+		if r.onlyDrill() {
+			says, log = drillNoticed, severity.Notices(log)
+		}
+		r.loss.logNotice(log, says, r.losses(), st.nextStep())
 	}
 	if d.settleNative(ctx, st) || d.iptablesFirst(ctx, st) {
 		return
@@ -60,7 +64,7 @@ func (d *Daemon) healNative(ctx context.Context, st *state) {
 		}
 		again := r.loss.lostAgain(plan.repairs)
 		done, err := d.replayNative(ctx, st, plan)
-		if len(done) > 0 || !errors.Is(err, nft.ErrStale) {
+		if (len(done) > 0 || !errors.Is(err, nft.ErrStale)) && r.loss.record.Drill == "" {
 			d.spend(&r.contention, used)
 		}
 		switch {
@@ -338,7 +342,9 @@ func (d *Daemon) proveNative(ctx context.Context, st *state, read uint32, repair
 			t.held = nil // its owner has decided nothing
 			d.adopt(ctx, st, seen.learned(id))
 			d.holdRefused(ctx, st, repair, held)
-			back = append(back, repair.Want)
+			if !t.drill {
+				back = append(back, repair.Want)
+			}
 			delete(l.unswept, id)
 			continue
 		}

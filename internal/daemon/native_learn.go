@@ -69,7 +69,7 @@ func (d *Daemon) learnBefore(ctx context.Context, st *state, c native.Commit) {
 func (d *Daemon) adopt(ctx context.Context, st *state, now nativeLearned) {
 	r, t := &st.native, st.native.tables[now.id]
 	moved := t.want == nil || t.digest != now.Digest
-	if t.want == nil {
+	if t.want == nil && !t.drill {
 		chains, rules, elements := now.Table.Counts()
 		r.comings.log(ctx).Info("A native table is guarded", "table", now.id.NFT(), "chains", chains, "rules", rules, "elements", elements)
 	}
@@ -94,7 +94,7 @@ func (d *Daemon) adopt(ctx context.Context, st *state, now nativeLearned) {
 	for _, deed := range later {
 		t.touch(deed.since, time.Now(), true)
 	}
-	if moved {
+	if moved && !t.drill {
 		if t.made, t.captured = reload.MadeByOwners, now.read; !r.begun {
 			t.made = reload.MadeAtStart
 		}

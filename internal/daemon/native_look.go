@@ -205,7 +205,7 @@ type nativeChoice struct {
 // them), and tables for which there is no room.
 func (c *nativeChoice) takes(t nft.Table) bool {
 	id := t.Family.Table(t.Name)
-	if !c.d.cfg.Native.Protects(id) {
+	if !c.d.guards(c.r, id) {
 		return false
 	}
 	known := c.r.tables[id]
@@ -221,7 +221,7 @@ func (c *nativeChoice) takes(t nft.Table) bool {
 		return c.counted[id]
 	case known != nil:
 		return true
-	case !c.fresh[id] && !c.r.room(id, c.d.cfg.Native.Named, c.fresh):
+	case !c.r.drill.has(id) && !c.fresh[id] && !c.r.room(id, c.d.cfg.Native.Named, c.fresh):
 		c.overLimit[id] = true
 		return false
 	}
@@ -233,7 +233,7 @@ func (c *nativeChoice) takes(t nft.Table) bool {
 // state shows. fresh are tables that are about to be guarded. A place is kept for each table
 // that is named.
 func (r *nativeRealm) room(id tableid.TableID, named []tableid.TableID, fresh map[tableid.TableID]bool) bool {
-	taken := len(r.tables) + len(fresh)
+	taken := len(r.tables) + len(fresh) - len(r.drill.tables)
 	if !slices.Contains(named, id) {
 		for _, n := range named {
 			if r.tables[n] == nil && !fresh[n] {
@@ -302,7 +302,7 @@ func (d *Daemon) sightNative(ctx context.Context, st *state, read func(func(nft.
 		case now.Immune():
 			r.immune[id] = true
 		case r.tables[id] == nil:
-			r.tables[id] = &nativeTable{wrote: time.Now()}
+			r.tables[id] = &nativeTable{wrote: time.Now(), drill: r.drill.has(id)}
 			d.adopt(ctx, st, seen.learned(id))
 		}
 	}
@@ -380,6 +380,9 @@ func (d *Daemon) judgeNative(id tableid.TableID, t *nativeTable, seen nativeSigh
 	e.WitnessLost = t.missed && t.witness != "" && stand[id.Family] != t.witness
 	for _, deed := range d.deedsUpTo(id, t, seen.Genid) {
 		e.Deeds = append(e.Deeds, deed.Deed)
+	}
+	if t.drill && t.missed {
+		e.Deeds = append(e.Deeds, t.drillDeed(e.Now))
 	}
 	if f = native.Judge(e); t.out != nil && t.finding.Lasts(e.Now) {
 		f = t.finding.And(f)

@@ -34,6 +34,7 @@ type nativeLoss struct {
 	lacking  bool                     // devices were left out
 	partial  bool                     // parts of tables were left out
 	unproved bool                     // the kernel took a write whose effect no read showed
+	drill    bool                     // tables of a drill are among its tables
 	tooLarge []string                 // says of tables that they were written, and are left out
 	// unswept are tables that were written and that no read has proved. Flows that began in the
 	// gap are ended when the loss ends.
@@ -45,6 +46,7 @@ type nativeLoss struct {
 // is due at once. known: the open record has the table already.
 func (d *Daemon) loseNative(st *state, id tableid.TableID) (known bool) {
 	r, now := &st.native, time.Now()
+	defer func() { r.loss.drill = r.loss.drill || r.tables[id].drill }()
 	if r.loss != nil {
 		if known = r.loss.hit[id]; !known {
 			r.loss.retry.At = now
@@ -90,15 +92,20 @@ func (d *Daemon) takenSince(t *nativeTable) (since time.Time) {
 // recordNative puts the losses that a read found into the open record, counts them and logs
 // them. Another try of a replay counts nothing twice.
 func (d *Daemon) recordNative(ctx context.Context, st *state, repairs []native.Repair) {
-	l, before := st.native.loss, len(st.native.loss.record.Native)
-	lost := l.record.Lost
+	l := st.native.loss
+	repairs = d.nameNativeDrill(st, repairs)
+	before, lost := len(l.record.Native), l.record.Lost
 	for _, repair := range repairs {
 		id := repair.Want.ID
 		if l.hit[id] {
 			continue
 		}
 		l.hit[id] = true
-		if repair.Want.Empty() { // packets do not miss it
+		switch {
+		case repair.Want.Empty(): // packets do not miss it
+			continue
+		case l.record.Drill != "":
+			l.addDrillLoss(id, st.native.tables[id].finding.Verdict)
 			continue
 		}
 		l.dropSuspects()
@@ -110,17 +117,21 @@ func (d *Daemon) recordNative(ctx context.Context, st *state, repairs []native.R
 	if len(fresh) == 0 {
 		return
 	}
-	if l.counted {
+	says, log := "Rules were lost", severity.Warnings(st.nativeLog(ctx))
+	switch {
+	case l.record.Drill != "":
+		says, log = drillTook, severity.Notices(log)
+	case l.counted:
 		d.cfg.Metrics.ObserveFurtherNativeLoss(fresh)
-	} else {
+	default:
 		d.cfg.Metrics.ObserveNativeFlush(l.record.Time, fresh)
 	}
-	l.counted = true
+	l.counted = l.record.Drill == ""
 	var names []string
 	for _, loss := range fresh {
 		names = append(names, loss.Table+" "+string(loss.Kind))
 	}
-	l.logLost(severity.Warnings(st.nativeLog(ctx)), "Rules were lost", strings.Join(names, ", "), l.record.Lost.Since(lost))
+	l.logLost(log, says, strings.Join(names, ", "), l.record.Lost.Since(lost))
 }
 
 // shown reports whether a read has shown the loss: then the record and the log have it.
@@ -128,7 +139,7 @@ func (l *nativeLoss) shown() bool { return len(l.record.Native) > 0 }
 
 // nativeLog returns the log for lines about one flush of native tables.
 func (st *state) nativeLog(ctx context.Context) klog.Logger {
-	return st.native.contention.log(klog.FromContext(ctx))
+	return st.native.contention.log(st.drillLog(ctx, true))
 }
 
 // addNativeLoss puts one table's loss into a record, with the processes that took it.
@@ -227,6 +238,9 @@ func (d *Daemon) takersOf(t *nativeTable) (by []watch.Writer) {
 // It is not the owner if its unit loads rules from a file. It is a stranger if a shell or an
 // agent executed nft, with no owner behind it.
 func (d *Daemon) committer(id tableid.TableID, c nft.Commit) native.Committer {
+	if native.IsDrill(id) { // canaryd's own writer is not heard
+		return native.NotOwner
+	}
 	w := d.cfg.Writers.Of(c)
 	writers := owners.WritersOf(id)
 	isOwner := func(comm string) bool { return slices.Contains(writers, comm) }
@@ -258,6 +272,9 @@ func deletesByName(command string) bool {
 // dormant, or was stored too long ago. now is the kernel's present table; nil: none.
 func (d *Daemon) reportNative(ctx context.Context, st *state, id tableid.TableID, now *native.Table) {
 	r, t := &st.native, st.native.tables[id]
+	if t.drill { // its drill ends as failed
+		return
+	}
 	if w := r.waiting[id]; w != nil {
 		if w.Kind == canary.Verdict(t.finding.Verdict) {
 			return
@@ -346,21 +363,29 @@ func (d *Daemon) nativeRecovered(ctx context.Context, st *state) {
 	d.endNative(st)
 	if !l.shown() {
 		d.endLoss(ctx, st, st.nativeLog(ctx), &l.answer, nil)
+		d.nativeDrillAnswered(ctx, st, l)
 		return
 	}
 	l.record.Attempts = max(l.record.Attempts, l.attempts+1)
 	end := ended{tables: l.record.NativeNames(), outcome: l.outcome(), detail: strings.Join(l.tooLarge, "; "), back: time.Now(), attempts: l.attempts + 1}
 	if l.replayed || l.unproved {
 		end.written = l.written
-		st.native.contention.countReplay(ctx, l.record, false, 0)
+		if l.record.Drill == "" {
+			st.native.contention.countReplay(ctx, l.record, false, 0)
+		}
 	}
-	for _, loss := range l.record.Native {
-		d.cfg.Metrics.ObserveNativeReplay(loss.Family, end.outcome)
+	if l.record.Drill != "" && end.outcome == reload.Proved {
+		end.outcome = api.Drilled
+	} else { // a drill that works is counted apart
+		for _, loss := range l.record.Native {
+			d.cfg.Metrics.ObserveNativeReplay(loss.Family, end.outcome)
+		}
 	}
 	d.endLoss(ctx, st, st.nativeLog(ctx), &l.answer, &end)
 	for id := range l.hit { // a flush took it while it waited for a decision
 		d.endWaiting(ctx, st, id, end.outcome, l.asked)
 	}
+	d.nativeDrillAnswered(ctx, st, l)
 }
 
 // endNative closes the loss, because nothing is left to put back. It starts a sweep for written
@@ -370,7 +395,7 @@ func (d *Daemon) endNative(st *state) {
 	st.native.loss = nil
 	var back []*native.Table
 	for id := range l.unswept {
-		if t := st.native.tables[id]; t != nil && t.want != nil && !t.lost() {
+		if t := st.native.tables[id]; t != nil && t.want != nil && !t.lost() && !t.drill {
 			back = append(back, t.want)
 		}
 	}

@@ -19,7 +19,7 @@ func (d *Daemon) publishNative(st *state, s *api.Status) {
 	s.Native = []api.NativeTable{}
 	for _, id := range r.ids() {
 		t := r.tables[id]
-		if t.out != nil && !t.lost() && len(t.held) == 0 {
+		if t.drill && !t.lost() || t.out != nil && !t.lost() && len(t.held) == 0 {
 			continue
 		}
 		row := api.NativeTable{Family: id.Family.NFT(), Table: id.NFT(), Verdict: canary.Verdict(t.finding.Verdict), Why: t.finding.Why, Captured: t.read}

@@ -70,6 +70,9 @@ func (d *Daemon) saveNative(ctx context.Context, st *state) {
 	stored := nativestore.Stored{Confirmed: r.disk.confirmed, Tables: []nativestore.Row{}}
 	for _, id := range r.ids() {
 		t := r.tables[id]
+		if t.drill {
+			continue
+		}
 		if t.out != nil {
 			if t.lost() || len(t.held) > 0 {
 				stored.LeftOut = append(stored.LeftOut, nativestore.LeftOut{ID: id, Handle: t.want.Handle, Finding: t.finding, Held: t.held, HeldFor: t.heldFor})
@@ -163,6 +166,10 @@ func (d *Daemon) recallNative(ctx context.Context, st *state) {
 
 // leaveNative looks once more at the end of a run, and saves the tables.
 func (d *Daemon) leaveNative(ctx context.Context, st *state) {
+	if r := &st.native; len(r.drill.tables) > 0 || !r.drill.removeAt.IsZero() {
+		r.forgetDrillTables()
+		d.removeDrillTables(ctx, st)
+	}
 	if !d.guardsNative() {
 		return
 	}
@@ -180,6 +187,9 @@ func (d *Daemon) stopNative(st *state) error {
 	}
 	st.native = nativeRealm{tables: map[tableid.TableID]*nativeTable{}}
 	var errs []error
+	if d.cfg.Native.RemoveDrills != nil {
+		errs = append(errs, d.cfg.Native.RemoveDrills())
+	}
 	if d.cfg.Native.Cleanup != nil {
 		errs = append(errs, d.cfg.Native.Cleanup())
 	}

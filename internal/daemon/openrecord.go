@@ -175,6 +175,8 @@ func (st *state) openRecords() (list []*openRecord) {
 
 const (
 	flushNoticed  = "Rules are being flushed"
+	drillNoticed  = "A canary is gone: the drill took it"
+	drillTook     = "A drill took the canary, and no rule"
 	awaitDecision = "Rules were lost and are not put back unasked; their owner has to write them again, or a decision is needed"
 	lossAccepted  = "An operator has accepted that these rules are lost"
 )

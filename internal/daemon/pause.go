@@ -166,7 +166,7 @@ func (d *Daemon) recordPaused(ctx context.Context, st *state) (back bool) {
 	if l := st.loss; !l.shown() { // its owner was faster
 		st.loss = nil
 		d.backUnread(ctx, st, l)
-		d.endDrill(ctx, st, api.DrillVoid, "replays were paused, and another process undid the drill")
+		d.drillUndone(ctx, st, "replays were paused, and another process undid the drill")
 		// On legacy the restored rules may have the former digest. Then no look makes an
 		// examination due.
 		for _, fs := range st.families {

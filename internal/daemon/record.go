@@ -99,7 +99,7 @@ func (d *Daemon) logNotice(ctx context.Context, st *state) {
 		says = "Rules that were deleted by name are still missing after --jump-grace"
 	}
 	if st.drills.TookAll(st.losses()) {
-		says, log = "A canary is gone: the drill took it", severity.Notices(log)
+		says, log = drillNoticed, severity.Notices(log)
 	}
 	st.loss.logNotice(log, says, st.losses().Text(), st.nextStep())
 }
@@ -135,7 +135,7 @@ func (d *Daemon) logLosses(ctx context.Context, st *state, fresh flushes.Verdict
 	what, level := "Rules were lost", severity.Warnings
 	switch {
 	case l.record.Drill == api.DrillCanary:
-		what, level = "A drill took the canary, and no rule", severity.Notices
+		what, level = drillTook, severity.Notices
 	case lost.Rules+lost.Chains+lost.Jumps == 0 && l.record.Kind != canary.Drifted:
 		what = "Marks of canaryd were lost, and no protected rule of iptables' tables"
 	}

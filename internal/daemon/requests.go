@@ -216,7 +216,7 @@ func (d *Daemon) takeReplay(ctx context.Context, st *state, job reload.Job, resu
 			st.loss.asked = false // it ends by another try
 		}
 	} else {
-		d.endDrill(ctx, st, api.DrillVoid, "canaryd restore undid the drill before canaryd noticed it")
+		d.drillUndone(ctx, st, "canaryd restore undid the drill before canaryd noticed it")
 		st.pods.SetReturned(result, time.Now())
 		for f, fr := range result {
 			d.applyResult(ctx, st, f, fr)

@@ -39,8 +39,8 @@ func (d *Daemon) followAt(st *state) (first time.Time) {
 // newNatives returns the guarded native tables for which followStandby has not decided yet
 // whether they get a copy.
 func (d *Daemon) newNatives(st *state) (ids []tableid.TableID) {
-	for id := range st.native.tables {
-		if d.hasNativeStandby() && st.standby[id] == nil {
+	for id, t := range st.native.tables {
+		if d.hasNativeStandby() && st.standby[id] == nil && !t.drill {
 			ids = append(ids, id)
 		}
 	}

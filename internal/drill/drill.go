@@ -1,10 +1,11 @@
-// Package drill follows a drill: canaryd removes its own canary, or jumps, to show that it notices
-// and restores them.
+// Package drill follows a drill: canaryd removes its own canary, jumps, or native tables of its
+// own, to show that it notices and restores them.
 //
 // [New] makes a [Drill] of a request, and [Drill.What] names the objects to remove. After the
-// removal [Drills.Begin] starts the drill. [Drill.Explains] reports whether the drill caused a
-// loss; [Drill.Answered] and [Drill.Lasts] return its result. [Drills.Plan] plans the drills of
-// --drill-every.
+// removal [Drills.Begin] or [Drills.BeginNative] starts the drill. [Drill.Explains] reports
+// whether the drill caused a loss; [Drill.Answered] and [Drill.Lasts] return its result. A drill
+// that tries iptables' tables and native tables tries one after the other: [Drill.GoOn].
+// [Drills.Plan] plans the drills of --drill-every.
 //
 // New fails for a drill for real of any table but nat. The values belong to the loop's
 // goroutine; a client waits for Drill.Done and then reads the reply.
@@ -17,6 +18,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -26,6 +28,7 @@ import (
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -36,6 +39,18 @@ const Chain = "PREROUTING"
 // patience is how long a drill may take, besides two polls and the wait for quiet. A replay at
 // 5,000 services takes 2 s, and 13 s by iptables-restore.
 const patience = 30 * time.Second
+
+// Guarded says where a node has something to guard, so that a drill there proves something.
+type Guarded struct{ Iptables, Native bool }
+
+// NativeKinds returns the damages that a drill can do to native tables of its own.
+func NativeKinds() []canary.Verdict {
+	var kinds []canary.Verdict
+	for _, v := range native.DrillKinds() {
+		kinds = append(kinds, canary.Verdict(v))
+	}
+	return kinds
+}
 
 // errForReal means that the request names another table or kind, which it would not get.
 var errForReal = errors.New("a drill for real takes the protected jumps of nat PREROUTING and nothing else: leave out --table and --kind")
@@ -55,6 +70,12 @@ type Drill struct {
 	Start time.Time    // when the kernel took the removal
 	By    time.Time    // the time at which it has failed
 	Done  chan struct{}
+	// kinds are the damages to iptables' tables and to native tables. A drill without one does not
+	// try these tables.
+	kinds  struct{ iptables, native canary.Verdict }
+	native bool      // it is at native tables
+	goOn   time.Time // when it goes on to native tables; zero: it does not wait for that
+	tookAt time.Time // when the kernel took the last removal
 }
 
 // Plan plans the next drill in At, unless every is 0. recorded is the last drill with a record;
@@ -77,33 +98,86 @@ func (s *Drills) Had(every time.Duration, now time.Time) bool {
 	return s.Last != nil && now.Before(s.Last.Time.Add(every))
 }
 
-// New returns the drill for a request, with the defaults filled in. Its result is refused until
-// it has removed something. The error says why a drill for real cannot have that table or kind.
-func New(r api.DrillRequest) (next *Drill, err error) {
+// New returns the drill for a request, with the defaults filled in. Without a table it tries all
+// that the node guards. Its result is refused until it has removed something. The error says why
+// a drill for real cannot have that table or kind.
+func New(r api.DrillRequest, has Guarded) (next *Drill, err error) {
 	next = &Drill{Done: make(chan struct{}), Reply: api.DrillReply{
 		DrillEnd: api.DrillEnd{Time: time.Now(), Sort: api.DrillCanary, Result: api.DrillRefused},
-		Table:    r.Table, Kind: r.Kind, Alert: api.AlertOfFlush(r.ForReal),
+		Table:    r.Table, Alert: api.AlertOfFlush(r.ForReal),
 	}}
 	reply := &next.Reply
-	if reply.Table == "" {
-		reply.Table = rules.Nat
-	}
-	if reply.Kind == "" {
-		reply.Kind = canary.ChainDeleted
-	}
-	if r.ForReal && (reply.Table != rules.Nat || r.Kind != "" && r.Kind != canary.JumpsMissing) {
+	if r.ForReal && (r.Table != "" && r.Table != rules.Nat || r.Kind != "" && r.Kind != canary.JumpsMissing) {
 		err = errForReal
 	}
 	if r.ForReal {
 		reply.Sort, reply.Table, reply.Kind = api.DrillForReal, rules.Nat, canary.JumpsMissing
+		next.kinds.iptables = reply.Kind
+		return next, err
 	}
-	return next, err
+	next.choose(r, has)
+	if reply.Kind = next.kinds.iptables; next.native {
+		reply.Table, reply.Kind = api.DrillNative, next.kinds.native
+	} else if reply.Table == "" {
+		reply.Table = rules.Nat
+	}
+	return next, nil
 }
 
-// Doubts notes a drill whose write failed.
+// choose sets the tables that the drill tries, and the damage to them. A kind that only one sort
+// of table knows is a wish for that one.
+func (x *Drill) choose(r api.DrillRequest, has Guarded) {
+	iptables, native := r.Table != api.DrillNative, r.Table == api.DrillNative
+	if r.Table == "" {
+		iptables, native = has.Iptables || !has.Native, has.Native
+	}
+	if iptables && native && r.Kind != "" && slices.Contains(canary.DrillKinds(), r.Kind) != slices.Contains(NativeKinds(), r.Kind) {
+		native = slices.Contains(NativeKinds(), r.Kind)
+		iptables = !native
+	}
+	if iptables {
+		x.kinds.iptables = cmp.Or(r.Kind, canary.ChainDeleted)
+	}
+	if native {
+		x.kinds.native = cmp.Or(r.Kind, canary.TableDeleted)
+	}
+	x.native = !iptables
+}
+
+// Native reports whether the drill is at native tables, and no longer at iptables' tables.
+func (x *Drill) Native() bool { return x.native }
+
+// Kind returns the damage to the tables that the drill is at.
+func (x *Drill) Kind() canary.Verdict {
+	if x.native {
+		return x.kinds.native
+	}
+	return x.kinds.iptables
+}
+
+// GoesOnAt returns when the drill goes on to native tables; zero: it does not wait for that.
+func (x *Drill) GoesOnAt() time.Time { return x.goOn }
+
+// At reports whether the drill waits for the end of a loss of such tables.
+func (x *Drill) At(native bool) bool { return x != nil && x.native == native && x.goOn.IsZero() }
+
+// MayGoOn reports whether native tables are left to be tried, and plans that.
+func (x *Drill) MayGoOn(now time.Time) bool {
+	if x.native || x.kinds.native == "" {
+		return false
+	}
+	x.goOn = now
+	return true
+}
+
+// GoOn turns to native tables.
+func (x *Drill) GoOn() { x.native, x.goOn, x.taken = true, time.Time{}, nil }
+
+// Doubts notes a drill whose write failed. Native tables of its own are removed in any case.
 func (s *Drills) Doubts(x *Drill, now time.Time) {
-	x.By = now.Add(patience)
-	s.doubt, s.Last = x, &x.Reply.DrillEnd
+	if s.Last = &x.Reply.DrillEnd; !x.native {
+		x.By, s.doubt = now.Add(patience), x
+	}
 }
 
 // DoubtAt returns a drill with a failed write that may have caused the present loss; nil if
@@ -118,7 +192,7 @@ func (s *Drills) DoubtAt(now time.Time) *Drill {
 // What returns the parts to remove, for the replayer's write. A drill for real names a chain:
 // it removes the jumps there in place of the canary.
 func (x *Drill) What() reload.Drill {
-	what := reload.Drill{Table: x.Reply.Table, Kind: x.Reply.Kind}
+	what := reload.Drill{Table: x.Reply.Table, Kind: x.kinds.iptables}
 	if x.Reply.Sort == api.DrillForReal {
 		what.Chain = Chain
 	}
@@ -142,22 +216,43 @@ func (s *Drills) Begin(x *Drill, done reload.Drilled, quiet time.Duration) {
 			x.Reply.Families = append(x.Reply.Families, f)
 		}
 	}
-	x.Start, x.Reply.Time, x.Reply.Jumps = done.Written, done.Written, done.Jumps
-	x.By = done.Written.Add(patience + quiet)
-	x.step(done.Written, "canaryd has taken away "+x.Takes())
+	x.Reply.Jumps = done.Jumps
+	s.begin(x, done.Written, quiet)
+}
+
+// BeginNative is Begin for a drill that has taken native tables of its own.
+func (s *Drills) BeginNative(x *Drill, taken time.Time, quiet time.Duration) {
+	s.begin(x, taken, quiet)
+}
+
+func (s *Drills) begin(x *Drill, taken time.Time, quiet time.Duration) {
+	if x.Start.IsZero() {
+		x.Start, x.Reply.Time = taken, taken
+	}
+	x.tookAt, x.By = taken, taken.Add(patience+quiet)
+	x.step(taken, "canaryd has taken away "+x.Takes())
 	s.Under, s.doubt = x, nil
 }
 
 // Takes names the removed parts, for the log and the first step.
 func (x *Drill) Takes() string {
-	if x.Reply.Sort == api.DrillForReal {
+	switch {
+	case x.Reply.Sort == api.DrillForReal:
 		return fmt.Sprintf("the protected jumps of %s %s", x.Reply.Table, Chain)
+	case x.native && len(x.Reply.Native) > 1:
+		return "its own tables " + strings.Join(x.Reply.Native, " and ")
+	case x.native:
+		return "its own table " + strings.Join(x.Reply.Native, "")
 	}
 	return fmt.Sprintf("its canary of table %s", x.Reply.Table)
 }
 
-// step adds a line to the timeline.
+// Lasted returns how long the last removal has lasted.
+func (x *Drill) Lasted() time.Duration { return time.Since(x.tookAt).Round(time.Millisecond) }
+
+// step adds a line to the timeline. The kernel reports a removal before the call returns.
 func (x *Drill) step(at time.Time, what string) {
+	at = pace.Latest(at, x.tookAt)
 	x.Reply.Steps = append(x.Reply.Steps, api.DrillStep{Seconds: max(at.Sub(x.Start), 0).Seconds(), What: what})
 }
 
@@ -166,7 +261,9 @@ type Course struct {
 	Record   api.Flush
 	Recorded bool // a guarded read showed the loss
 	Noticed  time.Time
-	Hit      flushes.Verdicts
+	Lost     string // the lost tables and their verdicts, for people
+	// Foreign: another process took native tables of the drill, too.
+	Foreign bool
 }
 
 // Answered notes the end of the loss. It returns the drill's result for End and, unless the
@@ -175,6 +272,8 @@ type Course struct {
 func (x *Drill) Answered(c Course) (result api.DrillResult, reason string) {
 	x.timeline(c)
 	switch r := c.Record; {
+	case c.Foreign && r.Drill == x.Reply.Sort:
+		return api.DrillVoid, "another process wrote to the drill's own tables, too"
 	case !c.Recorded:
 		x.Reply.Flush = ""
 		return api.DrillFailed, "another process put the canary back before canaryd read the tables"
@@ -194,7 +293,7 @@ func (x *Drill) Lasts(c Course, why string) (result api.DrillResult, reason stri
 	if c.Recorded && c.Record.Drill != x.Reply.Sort {
 		return api.DrillVoid, "another process flushed rules meanwhile, which are not back either: see the flush record"
 	}
-	return api.DrillFailed, fmt.Sprintf("it is not back after %s: %s", time.Since(x.Start).Round(time.Millisecond), why)
+	return api.DrillFailed, fmt.Sprintf("it is not back after %s: %s", x.Lasted(), why)
 }
 
 // timeline adds the steps in the record of a loss to the reply: canaryd drill prints them.
@@ -202,12 +301,16 @@ func (x *Drill) timeline(c Course) {
 	r := c.Record
 	x.Reply.Flush = r.ID
 	x.step(r.Time, "a hint: something was written")
-	x.step(c.Noticed, "noticed: "+c.Hit.Text())
+	x.step(c.Noticed, "noticed: "+c.Lost)
 	if r.WrittenSeconds > 0 {
 		x.step(r.Time.Add(api.Seconds(r.WrittenSeconds)), "no process wrote any more: put back")
 	}
 	if r.AbsentSeconds > 0 {
-		x.step(r.Time.Add(api.Seconds(r.AbsentSeconds)), "proved by a read of all tables")
+		proof := "proved by a read of all tables"
+		if x.native {
+			proof = "proved by a read"
+		}
+		x.step(r.Time.Add(api.Seconds(r.AbsentSeconds)), proof)
 	}
 }
 

@@ -18,7 +18,7 @@ var nat = rules.IPv4.Table(rules.Nat)
 // begun returns a drill that removed something from nat.
 func begun(t *testing.T, request api.DrillRequest) (*Drills, *Drill) {
 	t.Helper()
-	x, err := New(request)
+	x, err := New(request, Guarded{Iptables: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,5 +103,48 @@ func TestWhenADrillIsPlanned(t *testing.T) {
 	}
 	if at := plan(time.Hour, &api.DrillEnd{Time: now.Add(-24 * time.Hour)}); !at.Equal(now.Add(6 * time.Minute)) {
 		t.Errorf("long after the last one the next is planned at %v", at)
+	}
+}
+
+// TestTheTablesOfADrill: a drill tries the tables that it was asked for, or else all kinds that are
+// guarded. A kind of damage that only one of them knows is a request for that one.
+func TestTheTablesOfADrill(t *testing.T) {
+	type tried struct {
+		iptables, native canary.Verdict
+		table            rules.TableName
+		kind             canary.Verdict
+	}
+	both, only, neither := Guarded{Iptables: true, Native: true}, Guarded{Native: true}, Guarded{}
+	for name, test := range map[string]struct {
+		request api.DrillRequest
+		has     Guarded
+		want    tried
+	}{
+		"both":                       {api.DrillRequest{}, both, tried{canary.ChainDeleted, canary.TableDeleted, rules.Nat, canary.ChainDeleted}},
+		"only native":                {api.DrillRequest{}, only, tried{"", canary.TableDeleted, api.DrillNative, canary.TableDeleted}},
+		"nothing":                    {api.DrillRequest{}, neither, tried{canary.ChainDeleted, "", rules.Nat, canary.ChainDeleted}},
+		"a table":                    {api.DrillRequest{Table: rules.Filter}, both, tried{canary.ChainDeleted, "", rules.Filter, canary.ChainDeleted}},
+		"native by name":             {api.DrillRequest{Table: api.DrillNative}, both, tried{"", canary.TableDeleted, api.DrillNative, canary.TableDeleted}},
+		"native where there is none": {api.DrillRequest{Table: api.DrillNative}, neither, tried{"", canary.TableDeleted, api.DrillNative, canary.TableDeleted}},
+		"a kind of both":             {api.DrillRequest{Kind: canary.Emptied}, both, tried{canary.Emptied, canary.Emptied, rules.Nat, canary.Emptied}},
+		"a kind of canaries":         {api.DrillRequest{Kind: canary.ChainDeleted}, both, tried{canary.ChainDeleted, "", rules.Nat, canary.ChainDeleted}},
+		"a kind of native tables":    {api.DrillRequest{Kind: canary.TableDeleted}, both, tried{"", canary.TableDeleted, api.DrillNative, canary.TableDeleted}},
+		"a kind of neither":          {api.DrillRequest{Kind: canary.Drifted}, both, tried{canary.Drifted, canary.Drifted, rules.Nat, canary.Drifted}},
+		"for real":                   {api.DrillRequest{ForReal: true}, both, tried{canary.JumpsMissing, "", rules.Nat, canary.JumpsMissing}},
+	} {
+		x, err := New(test.request, test.has)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := (tried{x.kinds.iptables, x.kinds.native, x.Reply.Table, x.Reply.Kind}); got != test.want || x.Native() != (test.want.iptables == "") {
+			t.Errorf("%s: it tries %+v, want %+v", name, got, test.want)
+		}
+		now := time.Unix(1e9, 0)
+		if goesOn := x.MayGoOn(now); goesOn != (test.want.iptables != "" && test.want.native != "") || goesOn && (!x.GoesOnAt().Equal(now) || x.At(false)) {
+			t.Errorf("%s: it goes on: %t, at %v", name, goesOn, x.GoesOnAt())
+		}
+		if x.GoOn(); !x.At(true) || x.MayGoOn(now) {
+			t.Errorf("%s: it does not end with native tables", name)
+		}
 	}
 }

@@ -10,10 +10,10 @@ import (
 
 // A drill takes the canary of nat, unless the request names another table.
 func ExampleNew() {
-	x, err := drill.New(api.DrillRequest{})
+	x, err := drill.New(api.DrillRequest{}, drill.Guarded{Iptables: true})
 	fmt.Println(x.Takes(), err)
 
-	_, err = drill.New(api.DrillRequest{ForReal: true, Table: rules.Filter})
+	_, err = drill.New(api.DrillRequest{ForReal: true, Table: rules.Filter}, drill.Guarded{Iptables: true})
 	fmt.Println(err)
 	// Output:
 	// its canary of table nat <nil>

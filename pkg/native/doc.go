@@ -26,6 +26,8 @@
 // batch with the genid of the read. A second Capture and Diff prove the result. [Table.Rehearse]
 // tries beforehand whether the kernel would accept a table.
 //
+// A drill takes a table of its own ([NewDrillTable]) as a flusher does, and so tries all of this.
+//
 // Callers distinguish [ErrImmune], [*UnreplayableError] and the errors of package nft. Values may
 // be shared between goroutines and must not be changed. A Kernel, a LateKernel and a [Recorder] are
 // for one goroutine.

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
@@ -104,34 +106,56 @@ func (k *Kernel) plant(b *nft.Batch, witnesses map[tableid.Family]string) error 
 }
 
 // RemoveWitnesses deletes the witnesses of all families, for the cleanup of a node. Tables of
-// other processes with such a name stay. port is the netlink address of the transaction.
+// other processes with such a name stay. port is the netlink address of the transactions.
 func RemoveWitnesses(port uint32) error {
+	return removeOwn(port, func(t nft.Table) bool { return strings.HasPrefix(t.Name, WitnessName) }, func(comment string) bool { return comment != "" })
+}
+
+// removeOwn deletes canaryd's own tables: is accepts their names, and ours their comments. A
+// table that vanishes meanwhile is no error.
+func removeOwn(port uint32, is func(nft.Table) bool, ours func(comment string) bool) error {
 	conn, _, err := nft.DialIfAny()
 	if conn == nil {
 		return err
 	}
 	defer func() { _ = conn.Close() }() // it was only read from
-	var names []tableid.TableID
-	b, found := nft.NewBatch(), false
-	b.Port = port
-	err = conn.EachTable(func(t nft.Table) error {
-		if strings.HasPrefix(t.Name, WitnessName) {
-			names = append(names, t.Family.Table(t.Name))
-		}
-		return nil
-	})
-	for _, id := range names {
-		var w Witness
-		if _, asked := w.ask(conn, id.Family, id.Name); asked == nil && w.Nonce != "" {
-			found = true
-			Delete(b, id)
+	var named []tableid.TableID
+	for range captures {
+		named = nil
+		err = conn.EachTable(func(t nft.Table) error {
+			if is(t) {
+				named = append(named, t.Family.Table(t.Name))
+			}
+			return nil
+		})
+		if !errors.Is(err, nft.ErrInterrupted) {
+			break
 		}
 	}
-	if err != nil || !found {
+	if err != nil {
 		return err
 	}
-	b.Finish()
-	return b.Send()
+	var errs []error
+	for _, id := range named {
+		var text string
+		_, err := conn.Object(nft.Tables, id.Family, []nft.StringAttr{{Kind: unix.NFTA_TABLE_NAME, Value: id.Name}}, func(attrs []byte) error {
+			if number(attrs, tableFlags)&tableOwned == 0 {
+				text = comment(attrOf(attrs, tableUserdata))
+			}
+			return nil
+		})
+		if err == nil && ours(text) {
+			b := nft.NewBatch()
+			b.Port = port
+			Delete(b, id)
+			b.Finish()
+			err = b.Send()
+		}
+		if err != nil && !errors.Is(err, unix.ENOENT) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // Counts returns how many chains, rules and elements of named sets the table has, for reports

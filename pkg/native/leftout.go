@@ -47,9 +47,12 @@ func (b budget) mostOf(id tableid.TableID) int {
 	return max(room, 1)
 }
 
-// take notes the weight of a table, and returns the tables that are left out now.
+// take notes the weight of a table, and returns the tables that are left out now. A drill's
+// table weighs nothing: it must not cost another table its place.
 func (b budget) take(id tableid.TableID, w nft.Weight) map[tableid.TableID]nft.Weight {
-	b.weights[id] = w
+	if b.weights[id] = w; IsDrill(id) {
+		b.weights[id] = nft.Weight{}
+	}
 	left, _ := b.Choose(b.weights)
 	return left
 }
@@ -122,8 +125,10 @@ func (f *followed) weighAttrs(part *nft.Weight, was, now []byte) {
 // fits reports whether the followed tables fit into the limit.
 func (f *follower) fits() bool {
 	units := 0
-	for _, t := range f.tables {
-		units += t.weight.Units()
+	for id, t := range f.tables {
+		if !IsDrill(id) {
+			units += t.weight.Units()
+		}
 	}
 	return f.most == 0 || units <= f.most
 }
