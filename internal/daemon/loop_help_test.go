@@ -100,8 +100,10 @@ type setup struct {
 	native func(context.Context) ([]string, error)
 	// guarded has the native tables that canaryd guards; nil: none.
 	guarded *fakeNative
-	named   string // a word that names one more table, where globs match the others
-	asleep  bool   // guarded is opened only once one of its tables exists
+	// interposed wraps guarded as the loop's kernel; nil: nothing does.
+	interposed NativeKernel
+	named      string // a word that names one more table, where globs match the others
+	asleep     bool   // guarded is opened only once one of its tables exists
 	// rehearse says whether the kernel would take a table again; nil: canaryd does not check
 	// that.
 	rehearse func(*native.Table) error
@@ -189,6 +191,14 @@ func startOn(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 func run(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 	t.Helper()
 	r := configure(t, fake, s)
+	r.begin()
+	return r
+}
+
+// begin runs a configured Daemon.
+func (r *rig) begin() {
+	t := r.t
+	t.Helper()
 	ctx, cancel := context.WithCancel(r.log.context(t.Context(), 1))
 	r.cancel = sync.OnceFunc(func() {
 		cancel()
@@ -203,7 +213,6 @@ func run(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 			t.Logf("canaryd's log:\n%s", r.log)
 		}
 	})
-	return r
 }
 
 // configure makes a Daemon on fake that does not run yet.
@@ -250,6 +259,9 @@ func configure(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 		all, err := protect.NewSelector(words)
 		must(t, err)
 		cfg.Native = NativeConfig{Kernel: s.guarded, Protects: all.ProtectsTable, Named: all.NamedTables(), Rehearse: s.rehearse, Store: s.nativeStore}
+		if s.interposed != nil {
+			cfg.Native.Kernel = s.interposed
+		}
 		if s.asleep {
 			cfg.Native.Wake = s.guarded.wake
 		}

@@ -73,9 +73,9 @@ func TestTheLastMomentBeforeAFlush(t *testing.T) {
 	}
 }
 
-// TestTheLastMomentBetweenTwoFlushes: a process flushes a built-in chain, an owner writes rules, and
-// a flush of the table follows before any read, or after one whose replay had no time. The owner's
-// rules return with the others.
+// TestTheLastMomentBetweenTwoFlushes: a process flushes a built-in chain, an owner writes rules,
+// and a flush of the table follows before any read, or after one whose replay had no time. The
+// owner's rules return with the others.
 func TestTheLastMomentBetweenTwoFlushes(t *testing.T) {
 	for _, chain := range []string{"PREROUTING", "POSTROUTING"} {
 		for _, read := range []bool{false, true} {
