@@ -176,6 +176,7 @@ VIEW_FLAGS ?= -services 5000
 .PHONY: soak
 soak: deps build ## packets to services while their rules are flushed, on both backends, and owners and flushers at random; 10 minutes each
 	CANARYD_SOAK=$(SOAK) go test -count=1 -timeout=0 -v ./test/interleavings -run TestInterleavings
+	CANARYD_SOAK=$(SOAK) go test -count=1 -timeout=0 -v ./internal/daemon -run 'TestNativeStories$$'
 	go build -o bin/soak ./hack/soak
 	bin/soak -canaryd bin/canaryd -for $(SOAK) -json bin/soak.json $(SOAK_FLAGS)
 	bin/soak -view -canaryd bin/canaryd -json bin/view.json $(VIEW_FLAGS)

@@ -229,8 +229,8 @@ const OwnersDecision Outcome = "owner's decision"
 
 // Interrupted is the outcome of a flush of an earlier run that ended before a replay, or before a
 // cleanup. If the next run finds the same tables lost in the same boot, the record continues
-// instead; but not after a cleanup. A native table that waits for a decision may be lost in another
-// way. Its earlier record then has this outcome, too.
+// instead; but not after a cleanup. A native table that waits for a decision, or for a replay that
+// fails, may be lost in another way. Its earlier record then has this outcome, too.
 const Interrupted Outcome = "interrupted"
 
 // MarshalJSON writes an empty list or object where the contract has one, and never null.

@@ -102,6 +102,8 @@ type setup struct {
 	guarded *fakeNative
 	// nativeStep runs before each call to guarded; nil: nothing.
 	nativeStep func()
+	// interposed wraps guarded as the loop's kernel; nil: nothing does.
+	interposed NativeKernel
 	named      string // a word that names one more table, where globs match the others
 	asleep     bool   // guarded is opened only once one of its tables exists
 	// rehearse says whether the kernel would take a table again; nil: canaryd does not check
@@ -191,6 +193,14 @@ func startOn(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 func run(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 	t.Helper()
 	r := configure(t, fake, s)
+	r.begin()
+	return r
+}
+
+// begin runs a configured Daemon.
+func (r *rig) begin() {
+	t := r.t
+	t.Helper()
 	ctx, cancel := context.WithCancel(r.log.context(t.Context(), 1))
 	r.cancel = sync.OnceFunc(func() {
 		cancel()
@@ -205,7 +215,6 @@ func run(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 			t.Logf("canaryd's log:\n%s", r.log)
 		}
 	})
-	return r
 }
 
 // configure makes a Daemon on fake that does not run yet.
@@ -255,6 +264,9 @@ func configure(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 		if s.nativeStep != nil {
 			cfg.Native.Kernel = steppingNative{s.guarded, s.nativeStep}
 			cfg.Native.RemoveDrills = func() error { s.nativeStep(); return s.guarded.removeDrills() }
+		}
+		if s.interposed != nil {
+			cfg.Native.Kernel = s.interposed
 		}
 		if s.asleep {
 			cfg.Native.Wake = s.guarded.wake

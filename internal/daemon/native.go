@@ -90,6 +90,7 @@ type nativeRealm struct {
 	known      time.Time                      // when the content of all of them was last known
 	overLimit  int                            // tables that are too many
 	trouble    pace.Trouble                   // why they cannot be looked at
+	unread     pace.Trouble                   // why changed tables cannot be read, until a read succeeds
 	limits     pace.Trouble                   // too many tables
 	unplanted  pace.Trouble                   // why a witness is missing
 	loss       *nativeLoss                    // the open one; nil while nothing is to be put back
@@ -200,6 +201,15 @@ func (d *Daemon) hintNative(st *state, now time.Time) {
 	}
 }
 
+// unknown returns why the state of native tables is not known now; "": it is. A look that hears
+// commits reads no table, so it does not end the failure of a read.
+func (r *nativeRealm) unknown() string {
+	if r.trouble.There() {
+		return r.trouble.What
+	}
+	return r.unread.What
+}
+
 // lost reports whether the table lacks content that ought to be in force.
 func (t *nativeTable) lost() bool { return nativestore.Lost(t.finding.Verdict) }
 
@@ -253,7 +263,7 @@ func noNativeReplay(st *state) bool { return st.native.loss == nil || !st.heals(
 // nativeSound reports whether all native tables are known to be in force.
 func (d *Daemon) nativeSound(st *state) bool {
 	r := &st.native
-	return r.begun && !r.all && r.loss == nil && !r.trouble.There() && !anyOf(r.tables, (*nativeTable).lost)
+	return r.begun && !r.all && r.loss == nil && r.unknown() == "" && !anyOf(r.tables, (*nativeTable).lost)
 }
 
 // lookAgain plans a look that much later in the place of one that failed, unless the run ends.

@@ -16,6 +16,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/owners"
 	"github.com/canaryd/canaryd/pkg/tableid"
 	"github.com/canaryd/canaryd/pkg/watch"
 )
@@ -32,6 +33,7 @@ type fakeNative struct {
 	line      string          // that process's command line; empty: it was not read
 	origin    watch.Origin    // of the committing process
 	late      time.Duration   // delay from a commit to the note of its process
+	pid       uint32          // of the committing process; 0: 4242
 
 	mu                 sync.Mutex
 	genid              uint32
@@ -144,7 +146,7 @@ func (k *fakeNative) commit(own bool, do func(deed func(tableid.TableID) *native
 	if k.genid++; k.kernel != nil {
 		k.genid = k.kernel.Step()
 	}
-	c := native.Commit{Commit: nft.Commit{Genid: k.genid, PID: 4242, Comm: "nft", Own: own},
+	c := native.Commit{Commit: nft.Commit{Genid: k.genid, PID: cmp.Or(k.pid, 4242), Comm: "nft", Own: own},
 		Deeds: map[tableid.TableID]*native.Deed{}, WitnessLost: map[tableid.Family]bool{}}
 	before := maps.Clone(k.tables)
 	do(func(id tableid.TableID) *native.Deed {
@@ -215,7 +217,9 @@ func (k *fakeNative) flushTable(id tableid.TableID) {
 	k.commit(false, func(deed func(tableid.TableID) *native.Deed, _ *native.Commit) {
 		deed(id).Rules = map[string]int{}
 		for _, c := range k.tables[id].Chains {
-			deed(id).Rules[c.Name] = len(c.Rules)
+			if n := len(c.Rules); n > 0 {
+				deed(id).Rules[c.Name] = n
+			}
 		}
 		k.emptied(id)
 	})
@@ -278,7 +282,9 @@ func (k *fakeNative) flushChain(id tableid.TableID, name string) {
 		next := *k.tables[id]
 		next.Chains = slices.Clone(next.Chains)
 		c := &next.Chains[slices.IndexFunc(next.Chains, func(c native.Chain) bool { return c.Name == name })]
-		deed(id).Rules = map[string]int{name: len(c.Rules)}
+		if n := len(c.Rules); n > 0 {
+			deed(id).Rules = map[string]int{name: n}
+		}
 		c.Rules = nil
 		k.tables[id] = &next
 	})
@@ -289,7 +295,9 @@ func (k *fakeNative) flushSet(id tableid.TableID, name string) {
 		next := *k.tables[id]
 		next.Sets = slices.Clone(next.Sets)
 		s := &next.Sets[slices.IndexFunc(next.Sets, func(s native.Set) bool { return s.Name == name })]
-		deed(id).Elements = map[string]int{name: len(s.Elements)}
+		if n := len(s.Elements); n > 0 {
+			deed(id).Elements = map[string]int{name: n}
+		}
 		s.Elements = nil
 		k.tables[id] = &next
 	})
@@ -322,14 +330,27 @@ func (k *fakeNative) fullSync(id tableid.TableID) {
 	})
 }
 
-// RequestFullSync implements NativeKernel: it adds a chain.
+// RequestFullSync implements NativeKernel: it adds a chain, and an element of the map of services
+// that leads there.
 func (k *fakeNative) RequestFullSync(genid uint32, t *native.Table) error {
 	if now, err := k.Genid(); err != nil || now != genid {
 		return cmp.Or(err, nft.ErrStale)
 	}
+	if k.standing(t.ID) == nil {
+		return &nft.RefusedError{Errno: syscall.ENOENT, What: "table " + t.ID.String()}
+	}
 	k.commit(true, func(deed func(tableid.TableID) *native.Deed, _ *native.Commit) {
 		next := *k.tables[t.ID]
-		next.Chains = append(slices.Clone(next.Chains), native.Chain{Name: native.SyncChain})
+		if next.Chain(native.SyncChain) == nil {
+			next.Chains = append(slices.Clone(next.Chains), native.Chain{Name: native.SyncChain})
+		}
+		next.Sets = slices.Clone(next.Sets)
+		for i := range next.Sets {
+			asked := func(e native.Element) bool { return targetOf(e) == native.SyncChain }
+			if s := &next.Sets[i]; s.Name == owners.ProxyServices && !slices.ContainsFunc(s.Elements, asked) {
+				s.Elements = append(slices.Clone(s.Elements), elementOf(0, native.SyncChain))
+			}
+		}
 		k.tables[t.ID] = &next
 		deed(t.ID).New = 1
 	})
@@ -443,9 +464,10 @@ func (k *fakeNative) now() uint32 {
 func (k *fakeNative) Hear(uint32) ([]native.Commit, bool, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	commits, missed := k.unheard, k.missed
+	commits, err := k.unheard, errors.Join(k.fault(), k.brokenHears)
+	missed := k.missed || err != nil
 	k.unheard, k.missed = nil, false
-	return commits, missed, errors.Join(k.fault(), k.brokenHears)
+	return commits, missed, err
 }
 
 func (k *fakeNative) Suspect(f func(native.Commit) bool) { k.suspect = f }
@@ -631,26 +653,12 @@ func (k *fakeNative) write(repairs []native.Repair, witnesses map[tableid.Family
 				k.tables[r.Want.ID] = &next
 				continue
 			}
-			if r.Remedy != native.ByRefill {
-				k.put(r.Written())
-				k.leaveOut(r.Want.ID)
+			if r.Remedy == native.ByRefill || r.Remedy == native.ByMerge {
+				k.tables[r.Want.ID] = refilled(r)
 				continue
 			}
-			next := *r.Now
-			next.Chains = slices.Clone(next.Chains)
-			for i, c := range next.Chains {
-				if was := r.Written().Chain(c.Name); was != nil && len(c.Rules) == 0 {
-					next.Chains[i].Rules = was.Rules
-				}
-			}
-			next.Sets = slices.Clone(next.Sets)
-			for i, s := range next.Sets {
-				j := slices.IndexFunc(r.Want.Sets, func(was native.Set) bool { return was.Name == s.Name })
-				if j >= 0 && len(s.Elements) == 0 {
-					next.Sets[i].Elements = r.Want.Sets[j].Elements
-				}
-			}
-			k.tables[r.Want.ID] = &next
+			k.put(r.Written())
+			k.leaveOut(r.Want.ID)
 		}
 		if len(repairs) > 0 {
 			k.heals++

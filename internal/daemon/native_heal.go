@@ -317,9 +317,6 @@ func (d *Daemon) proveNative(ctx context.Context, st *state, read uint32, repair
 		_, asked := byID[t.Family.Table(t.Name)]
 		return asked
 	})
-	if err == nil {
-		err = d.hearNative(ctx, st, proof.Genid)
-	}
 	if err != nil {
 		l.unproved = true
 		return err
@@ -328,7 +325,7 @@ func (d *Daemon) proveNative(ctx context.Context, st *state, read uint32, repair
 	d.noteDrift(ctx, proof)
 	d.takeNativeLeftOut(ctx, st, proof, nil, time.Since(start))
 	seen := nativeSight{Ruleset: proof}
-	var missing []string
+	var missing []tableid.TableID
 	var back []*native.Table
 	untouched := proof.Genid == nft.Following(read) // by a process other than canaryd
 	for id, repair := range byID {
@@ -348,19 +345,28 @@ func (d *Daemon) proveNative(ctx context.Context, st *state, read uint32, repair
 			delete(l.unswept, id)
 			continue
 		}
-		missing = append(missing, id.NFT())
+		missing = append(missing, id)
+	}
+	d.sweepNative(back, l.intact)
+	// Commits since the proof are heard after it is learned: so the state before a flush is, too.
+	if err := d.hearNative(ctx, st, proof.Genid); err != nil {
+		l.unproved = true
+		return err
+	}
+	var names []string
+	for _, id := range missing {
+		names = append(names, id.NFT())
 		t := st.native.tables[id]
 		untouched = untouched || !t.missed && !slices.ContainsFunc(t.deeds, func(d nativeDeed) bool { return nft.Newer(d.Genid, read) })
 	}
-	d.sweepNative(back, l.intact)
 	if len(missing) > 0 && !untouched {
 		l.replayed = true // the kernel took the write, and the next read judges the changes since
 		return nativestore.ErrOwnerWrote
 	}
 	if len(missing) > 0 {
 		l.unproved = true
-		slices.Sort(missing)
-		return fmt.Errorf("%s: %w", strings.Join(missing, ", "), nativestore.ErrNotInForce)
+		slices.Sort(names)
+		return fmt.Errorf("%s: %w", strings.Join(names, ", "), nativestore.ErrNotInForce)
 	}
 	l.replayed = true
 	return nil

@@ -47,7 +47,9 @@ func (d *Daemon) learnBefore(ctx context.Context, st *state, c native.Commit) {
 	for id, before := range c.Before {
 		t := st.native.tables[id]
 		switch {
-		case t == nil || t.want == nil || t.out != nil || t.missed || t.old || t.accept || t.lost() || t.dirty.IsZero():
+		case t == nil || t.want == nil || t.out != nil || t.missed || t.old || t.accept || t.dirty.IsZero():
+			continue
+		case t.lost() && !d.remadeByOwner(id, t, before.Genid):
 			continue
 		case !nft.Newer(before.Genid, t.genid) || before.Table == t.want:
 			continue
@@ -55,12 +57,26 @@ func (d *Daemon) learnBefore(ctx context.Context, st *state, c native.Commit) {
 		seen := nativeSight{Ruleset: &native.Ruleset{Genid: before.Genid, Tables: map[tableid.TableID]*native.Table{id: before.Table}}}
 		if f := d.judgeNative(id, t, seen, nil); f.Remedy == native.NoRemedy && !nativestore.Lost(f.Verdict) {
 			now := nativeLearned{id, before, time.Now()}
+			if t.lost() {
+				d.nativeBack(ctx, st, id, true)
+			}
 			if f.Verdict == native.Changed {
 				d.acceptNative(st, t, now)
 			}
 			d.adopt(ctx, st, now)
 		}
 	}
+}
+
+// remadeByOwner reports whether the last commit until genid that made or deleted the table was its
+// owner's, and made it. Then a loss is over, although no read has shown that yet.
+func (d *Daemon) remadeByOwner(id tableid.TableID, t *nativeTable, genid uint32) (remade bool) {
+	for _, deed := range d.deedsUpTo(id, t, genid) {
+		if deed.Deleted || deed.Made != 0 {
+			remade = deed.Made != 0 && deed.By == native.Owner
+		}
+	}
+	return remade
 }
 
 // adopt makes the content of a table that was read the expected content, after an owner's

@@ -90,8 +90,11 @@ func (d *Daemon) readNative(ctx context.Context, st *state) {
 		if errors.Is(err, nft.ErrInterrupted) {
 			r.pace.interrupted(time.Now())
 		} else {
-			d.nativeUnknown(ctx, st, err)
+			if r.unread.Met(err, time.Now()) {
+				klog.FromContext(ctx).Error(err, tablesUnread, "tables", "native")
+			}
 			r.pace.again = time.Now().Add(d.cfg.PollInterval)
+			r.lookAgain(ctx, d.cfg.PollInterval)
 		}
 		r.planReads(time.Now())
 		return
@@ -273,6 +276,9 @@ func (d *Daemon) sightNative(ctx context.Context, st *state, read func(func(nft.
 		r.all, r.fresh = r.all || seen.all, r.fresh || fresh
 		return nativeSight{}, err
 	}
+	if r.unread.Over() {
+		severity.Notices(klog.FromContext(ctx)).Info(tablesRead, "tables", "native")
+	}
 	st.memory.ScheduleFree(time.Now())
 	d.noteDrift(ctx, seen.Ruleset)
 	if seen.all {
@@ -290,7 +296,7 @@ func (d *Daemon) sightNative(ctx context.Context, st *state, read func(func(nft.
 	for id, t := range r.tables {
 		if t.out != nil && choice.exist[id] && seen.Tables[id] == nil {
 			t.missed = false // it is not judged
-		} else if judged[id] {
+		} else if judged[id] && !nft.Newer(t.genid, seen.Genid) { // else a later state of it is learned
 			if t.out != nil {
 				t.out.probe = time.Time{}
 			}
@@ -357,7 +363,8 @@ func (d *Daemon) judgeNative(id tableid.TableID, t *nativeTable, seen nativeSigh
 	if t.inForce != "" && seen.Tables[id] != nil && nativestore.IDOf(seen.Digest(id)) == t.inForce {
 		return native.Finding{Verdict: native.Intact, Why: "it has the content that was last in force"}
 	}
-	if t.lost() && t.finding.Remedy != native.NoRemedy && t.dirty.IsZero() && !t.missed && t.foundAs == seen.digestOf(id) {
+	// After missed commits a table that is as it was found lost was not written since.
+	if t.lost() && t.finding.Remedy != native.NoRemedy && (t.dirty.IsZero() || t.missed) && t.foundAs == seen.digestOf(id) {
 		return t.finding // the evidence of a flush, such as a lost witness, may be gone by now
 	}
 	defer func() {

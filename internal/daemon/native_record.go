@@ -36,6 +36,7 @@ type nativeLoss struct {
 	unproved bool                     // the kernel took a write whose effect no read showed
 	drill    bool                     // tables of a drill are among its tables
 	tooLarge []string                 // says of tables that they were written, and are left out
+	again    []string                 // says of tables that they were lost once more
 	// unswept are tables that were written and that no read has proved. Flows that began in the
 	// gap are ended when the loss ends.
 	unswept map[tableid.TableID]bool
@@ -280,7 +281,7 @@ func (d *Daemon) reportNative(ctx context.Context, st *state, id tableid.TableID
 			return
 		}
 		delete(r.waiting, id)
-		w.Outcome, w.Detail = api.Interrupted, id.NFT()+" was lost once more without a decision: the next record waits"
+		w.Outcome, w.Detail = api.Interrupted, id.NFT()+lostOnceMore
 		d.keepRecord(ctx, st, *w, false, func() { d.write(ctx, *w, nil) })
 	}
 	record := d.newNativeRecord(st, t)
@@ -367,26 +368,43 @@ func (d *Daemon) nativeRecovered(ctx context.Context, st *state) {
 		return
 	}
 	l.record.Attempts = max(l.record.Attempts, l.attempts+1)
-	end := ended{tables: l.record.NativeNames(), outcome: l.outcome(), detail: strings.Join(l.tooLarge, "; "), back: time.Now(), attempts: l.attempts + 1}
+	l.again = st.native.lostAgain(l.hit)
+	end := ended{tables: l.record.NativeNames(), outcome: l.outcome(), detail: strings.Join(append(l.tooLarge, l.again...), "; "), back: time.Now(), attempts: l.attempts + 1}
 	if l.replayed || l.unproved {
 		end.written = l.written
 		if l.record.Drill == "" {
 			st.native.contention.countReplay(ctx, l.record, false, 0)
 		}
 	}
-	if l.record.Drill != "" && end.outcome == reload.Proved {
+	switch {
+	case l.record.Drill != "" && end.outcome == reload.Proved:
 		end.outcome = api.Drilled
-	} else { // a drill that works is counted apart
+	case end.outcome != api.Interrupted: // a drill that works is counted apart
 		for _, loss := range l.record.Native {
 			d.cfg.Metrics.ObserveNativeReplay(loss.Family, end.outcome)
 		}
 	}
 	d.endLoss(ctx, st, st.nativeLog(ctx), &l.answer, &end)
 	for id := range l.hit { // a flush took it while it waited for a decision
-		d.endWaiting(ctx, st, id, end.outcome, l.asked)
+		if t := st.native.tables[id]; t == nil || !t.lost() {
+			d.endWaiting(ctx, st, id, end.outcome, l.asked)
+		}
 	}
 	d.nativeDrillAnswered(ctx, st, l)
 }
+
+// lostAgain says of tables of a record that they were lost once more, and wait for a decision.
+func (r *nativeRealm) lostAgain(hit map[tableid.TableID]bool) (said []string) {
+	for _, id := range r.ids() {
+		if hit[id] && r.waiting[id] != nil && r.tables[id].lost() {
+			said = append(said, id.NFT()+lostOnceMore)
+		}
+	}
+	return said
+}
+
+// lostOnceMore ends the detail of a record whose table has another record since.
+const lostOnceMore = " was lost once more without a decision: the next record waits"
 
 // endNative closes the loss, because nothing is left to put back. It starts a sweep for written
 // tables that no proof, but a later read, showed to be back.
@@ -406,12 +424,14 @@ func (d *Daemon) endNative(st *state) {
 
 // outcome returns the record's outcome when the loss ends: skipped if canaryd put nothing back,
 // proved, or partial. It is partial if devices or parts were left out, or if no read proved a
-// write or one of its tables.
+// write or one of its tables. If all that is left of it was lost once more, it is interrupted.
 func (l *nativeLoss) outcome() api.Outcome {
 	switch {
-	case !l.replayed && !l.unproved:
+	case !l.replayed && !l.unproved && len(l.again) > 0 && len(l.record.Families) == 0:
+		return api.Interrupted
+	case !l.replayed && !l.unproved && len(l.again) == 0:
 		return reload.Skipped
-	case l.lacking || l.partial || !l.replayed || len(l.tooLarge) > 0:
+	case l.lacking || l.partial || !l.replayed || len(l.tooLarge)+len(l.again) > 0:
 		return reload.Partial
 	}
 	return reload.Proved

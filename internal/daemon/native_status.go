@@ -24,7 +24,7 @@ func (d *Daemon) publishNative(st *state, s *api.Status) {
 		}
 		row := api.NativeTable{Family: id.Family.NFT(), Table: id.NFT(), Verdict: canary.Verdict(t.finding.Verdict), Why: t.finding.Why, Captured: t.read}
 		row.Chains, row.Rules, row.Elements = t.want.Counts()
-		if !t.lost() && (!r.begun || r.all || r.trouble.There()) {
+		if !t.lost() && (!r.begun || r.all || r.unknown() != "") {
 			row.Verdict, row.Why = canary.Unknown, "it could not be read yet"
 		}
 		if row.QuarantinedParts = len(t.held); len(t.held) > 0 && !t.lost() {
@@ -43,8 +43,8 @@ func (d *Daemon) publishNative(st *state, s *api.Status) {
 	}
 	sorting.Stable(s.Native, func(a, b api.NativeTable) int { return cmp.Compare(a.Table, b.Table) })
 	switch {
-	case r.trouble.There():
-		s.NativeError = r.trouble.What
+	case r.unknown() != "":
+		s.NativeError = r.unknown()
 	case !r.begun:
 		s.NativeError = "they were not read yet"
 	}

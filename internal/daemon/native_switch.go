@@ -121,9 +121,9 @@ func (d *Daemon) inTurn(r *nativeRealm, id tableid.TableID, t *nativeTable, f na
 }
 
 // awaitsSibling reports whether the report on a deleted table is put off, because its owner may be
-// about to delete its other table.
+// about to delete its other table. After missed commits its process cannot become known.
 func (d *Daemon) awaitsSibling(r *nativeRealm, id tableid.TableID, t *nativeTable) bool {
-	if t.finding.Verdict != native.Unattributed || len(owners.WritersOf(id)) == 0 || r.waiting[id] != nil {
+	if t.finding.Verdict != native.Unattributed || t.missed || len(owners.WritersOf(id)) == 0 || r.waiting[id] != nil {
 		return false
 	}
 	if t.reportAt.IsZero() && d.deletionOf(id, t).unread {

@@ -294,7 +294,7 @@ func (d *Daemon) endLoss(ctx context.Context, st *state, log klog.Logger, a *ans
 		o.ended.outcome, o.ended.back = reload.Skipped, time.Now()
 	}
 	o.close()
-	if o.record.Outcome == api.WaitingObserve {
+	if o.record.Outcome == api.WaitingObserve || o.record.Outcome == api.Interrupted { // the rules are not back
 		d.journal(ctx, st, o)
 		return
 	}
@@ -348,7 +348,7 @@ func (o *openRecord) close() {
 }
 
 // outcomes are the ends of a loss, from the best to the worst.
-var outcomes = []api.Outcome{"", reload.Skipped, reload.Proved, api.Drilled, reload.Raced, reload.Partial, reload.Failed, api.WaitingObserve}
+var outcomes = []api.Outcome{"", reload.Skipped, api.Interrupted, reload.Proved, api.Drilled, reload.Raced, reload.Partial, reload.Failed, api.WaitingObserve}
 
 // worstOf returns the worst of these outcomes: a record has that of its worst loss.
 func worstOf(list ...api.Outcome) api.Outcome {

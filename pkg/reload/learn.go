@@ -161,9 +161,9 @@ func keepShrunk(old, seen []rules.Chain, counts func(chain string) bool) (chains
 	return chains, kept
 }
 
-// dropDangling removes from kept chains the rules that lead to a chain of old whose removal Learn has
-// accepted. The kernel deletes a chain only after all rules that lead there, so that the owner has
-// removed these, too. A replay could not write them.
+// dropDangling removes from kept chains the rules that lead to a chain of old whose removal Learn
+// has accepted. The kernel deletes a chain only after all rules that lead there, so that the owner
+// has removed these, too. A replay could not write them.
 func dropDangling(old, chains []rules.Chain, kept map[string]bool) {
 	gone := map[string]bool{}
 	for _, c := range old {

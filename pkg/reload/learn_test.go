@@ -167,7 +167,8 @@ func TestLearn(t *testing.T) {
 }
 
 // TestARuleGoesWithItsChain: a chain was emptied, and waits for its owner. The owner removes a
-// chain behind it meanwhile. Then the rule that led there is gone, too: a replay could not write it.
+// chain behind it meanwhile. Then the rule that led there is gone, too: a replay could not write
+// it.
 func TestARuleGoesWithItsChain(t *testing.T) {
 	var l Learned
 	waiting := canary.Finding{Waiting: []rules.Jump{{Chain: "KUBE-SERVICES", Rule: rule("-j KUBE-SVC-A")}}}
