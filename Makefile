@@ -8,11 +8,12 @@ BIN     := bin
 
 # These flags keep canaryd within 16 MB; docs/release.md has the share of each. The compiler inlines
 # calls only in the packages of INLINED, where a heal spends most of its own processor time. Names of
-# generic functions have at most 40 letters of each type. canaryd serves HTTP/1 on the node only.
+# generic functions have at most 40 letters of each type. Slices whose size is only known at run time
+# are on the heap, as before Go 1.25. canaryd serves HTTP/1 on the node only.
 INLINED := runtime/... internal/... bytes slices maps cmp iter encoding/binary math/bits \
 	$(addprefix github.com/canaryd/canaryd/pkg/,native nft ruleset)
-NAMES   := -d=maxshapelen=40
-FLAGS   := -trimpath -tags nethttpomithttp2 '-gcflags=all=-l $(NAMES)' $(INLINED:%='-gcflags=%=$(NAMES)')
+SMALL   := -d=maxshapelen=40,variablemakethreshold=0
+FLAGS   := -trimpath -tags nethttpomithttp2 '-gcflags=all=-l $(SMALL)' $(INLINED:%='-gcflags=%=$(SMALL)')
 
 # No package has C. With cgo the tests would compile all packages once more, and try a canaryd that
 # is linked in another way. The race detector needs it: hack/progress.

@@ -69,6 +69,9 @@ func (r *nativeRealm) planReads(now time.Time) {
 			plan(pace.Latest(pace.Earliest(t.moved.Add(captureQuiet), t.dirty.Add(captureMost)), r.pace.ready))
 		}
 	}
+	if r.readAt.IsZero() { // the table that could not be read is gone
+		r.unread.Over()
+	}
 }
 
 // readNative reads the changed tables and judges them. It learns the owners' changes, and opens

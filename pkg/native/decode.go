@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/canaryd/canaryd/internal/sorting"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
@@ -204,7 +205,7 @@ func sortElements(all []Element) []Element {
 	for i, e := range all {
 		list[i] = sorted{attrOf(e, unix.NFTA_SET_ELEM_KEY), !isEnd(e), e}
 	}
-	slices.SortStableFunc(list, func(a, b sorted) int {
+	sorting.Stable(list, func(a, b sorted) int {
 		c := bytes.Compare(a.key, b.key)
 		if c == 0 && a.begin != b.begin {
 			if a.begin {

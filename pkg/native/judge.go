@@ -133,8 +133,9 @@ func (e *Evidence) judgeGone(f *Finding) {
 }
 
 // judgeMade judges a table that was deleted and made again (another handle), and writes the
-// result to f. A flusher's table is replaced. An owner's is refilled if it lacks a base chain
-// after a flush.
+// result to f. A flusher's table is replaced. If an owner's lacks a base chain after a flush, a
+// merge adds the rest: the chains, and the other elements of sets into which its owner has written.
+// If a commit took all rules since, the newest are unknown, and the loss waits for a decision.
 func (e *Evidence) judgeMade(f *Finding) {
 	f.Why = e.by("made it again")
 	flushed := e.WitnessLost && e.Missed
@@ -150,10 +151,20 @@ func (e *Evidence) judgeMade(f *Finding) {
 			f.Verdict, f.Remedy, f.Why = Changed, NoRemedy, e.by("made it again")
 		}
 	}
-	// An owner that does not notice the flush writes only its next change.
-	if f.Verdict == Changed && flushed && e.lacksBase() {
-		f.Verdict, f.Remedy, f.Why = Emptied, ByRefill, "after a flush its owner wrote a part of it only"
+	switch {
+	case f.Verdict != Changed:
+	case flushed && e.lacksBase(): // an owner that does not notice the flush writes only its next change
+		f.Verdict, f.Remedy, f.Why = Emptied, ByMerge, "after a flush its owner wrote a part of it only"
+	case e.ruleless() && e.hadSeveral() && e.flushedLast():
+		f.Verdict, f.Why = Emptied, "it was made again, and then a commit took all its rules, which canaryd does not know"
 	}
+}
+
+// flushedLast reports whether the last commit that took rules only took, and its process is not
+// known to be the owner.
+func (e *Evidence) flushedLast() bool {
+	d := e.last((*Deed).rules)
+	return d != nil && d.pure() && d.By != Owner && d.By != LikelyOwner
 }
 
 // lacksBase reports whether a base chain that had rules is gone or empty. After a flush that is

@@ -199,7 +199,8 @@ var scenes = []struct {
 	{"docker: its last port goes", docker, 0, []string{"flush chain ip docker-bridges nat-prerouting-and-output\n" + dockerPortless}, native.Changed, native.NoRemedy},
 	{"docker: its last port of an unprotected network goes", strings.Replace(docker, "drop comment \"UNPUBLISHED PORT DROP\"", "accept comment \"UNPROTECTED\"", 1), 0, []string{"flush chain ip docker-bridges nat-prerouting-and-output"}, native.Changed, native.NoRemedy},
 	{"docker: its last network goes", docker, 0, []string{dockerNetworkGoes}, native.Changed, native.NoRemedy},
-	{"docker: writes onto a table that was flushed", docker, 0, []string{"flush ruleset", "table ip docker-bridges { map filter-forward-in-jumps { type ifname : verdict; }; chain nat-prerouting-and-output { tcp dport 9090 counter dnat to 172.17.0.3:80; }; }"}, native.Emptied, native.ByRefill},
+	{"docker: writes onto a table that was flushed", docker, 0, []string{"flush ruleset", "table ip docker-bridges { map filter-forward-in-jumps { type ifname : verdict; }; chain nat-prerouting-and-output { tcp dport 9090 counter dnat to 172.17.0.3:80; }; }"}, native.Emptied, native.ByMerge},
+	{"docker: makes its table again, which is flushed before a read", docker, 0, []string{again(docker), "flush table ip docker-bridges"}, native.Emptied, native.NoRemedy},
 	{"netavark: a container more", netavark, 0, []string{"add rule inet netavark NETAVARK-HOSTPORT-DNAT tcp dport 9090 jump nv_1_dnat"}, native.Changed, native.NoRemedy},
 	{"netavark: its last port goes", netavark, 0, []string{"flush chain inet netavark NETAVARK-HOSTPORT-DNAT\nflush chain inet netavark nv_1_dnat"}, native.Changed, native.NoRemedy},
 	{"netavark: its last network goes", netavark, 0, []string{netavarkNetworkGoes}, native.Changed, native.NoRemedy},
@@ -464,7 +465,7 @@ func TestJudgeOfWhatWasMissed(t *testing.T) {
 		{"made again, the same", table(2, was.Chains...), true, native.Intact, native.NoRemedy},
 		{"made again, the witness stands", table(2, chain("base", true, 1)), false, native.Changed, native.NoRemedy},
 		{"flushed and made again, different", table(2, chain("base", true, 1), chain("other", true, 3)), true, native.Changed, native.NoRemedy},
-		{"flushed and made again in part", table(2, chain("new", false, 1)), true, native.Emptied, native.ByRefill},
+		{"flushed and made again in part", table(2, chain("new", false, 1)), true, native.Emptied, native.ByMerge},
 		{"all rules gone", table(1, chain("base", true, 0), chain("other", true, 0)), false, native.Emptied, native.ByRefill},
 		{"some rules gone", table(1, chain("base", true, 0), chain("other", true, 1)), false, native.Emptied, native.NoRemedy},
 	} {

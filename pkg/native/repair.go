@@ -28,7 +28,7 @@ type Repair struct {
 // and not refilled. A set with some of its elements is its owner's newer word.
 func NewRepair(remedy Remedy, want, now *Table, age time.Duration) Repair {
 	r := Repair{Remedy: remedy, Want: want, Now: now, Age: age}
-	if remedy == ByRefill && now.Flags == want.Flags && comment(attrOf(now.Attrs, tableUserdata)) == "" &&
+	if r.fills() && now.Flags == want.Flags && comment(attrOf(now.Attrs, tableUserdata)) == "" &&
 		comment(attrOf(want.Attrs, tableUserdata)) != "" && r.emptied() &&
 		!slices.ContainsFunc(now.Sets, func(s Set) bool { return len(s.Elements) > 0 }) {
 		r.Remedy = ByReplace

@@ -196,7 +196,7 @@ func (f *form) extensionOption(not bool, words []string) int {
 
 // add notes an option of extension owner (an index), under name or the name that o is an
 // alias of. It returns the number of its words; 0 if values are missing.
-func (f *form) add(owner int, name string, o option, not bool, words []string) int {
+func (f *form) add(owner int, name string, o *option, not bool, words []string) int {
 	if len(words) <= o.args {
 		return 0
 	}

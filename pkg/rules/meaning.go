@@ -3,6 +3,8 @@ package rules
 import (
 	"slices"
 	"strings"
+
+	"github.com/canaryd/canaryd/internal/sorting"
 )
 
 // Equal reports whether two rules mean the same to the kernel, in one family, in any
@@ -267,7 +269,7 @@ func (w *writer) gather(i int) {
 		}
 	}
 	if known != nil && len(w.options) > 1 {
-		slices.SortStableFunc(w.options, func(a, b canonicalOption) int { return strings.Compare(a.name, b.name) })
+		sorting.Stable(w.options, func(a, b canonicalOption) int { return strings.Compare(a.name, b.name) })
 	}
 }
 

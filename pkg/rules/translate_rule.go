@@ -180,7 +180,7 @@ func (n *natRule) effect(rule Rule, named map[string]*natChain) {
 // readMarking reads how an option of MARK or CONNMARK sets a mark. known is the target's
 // vocabulary; nil, or an unknown option, gives an unread marking: the mark may then be any.
 func readMarking(known *vocabulary, o *setting) marking {
-	if known == nil || len(o.words) != 1 || o.not || len(known.options[o.name].values) != 1 {
+	if known == nil || len(o.words) != 1 || o.not || known.options[o.name] == nil || len(known.options[o.name].values) != 1 {
 		return marking{unread: true}
 	}
 	// The canonical value of each option is a value of --set-xmark.
