@@ -34,8 +34,8 @@ func (r *rig) wantYoungPod(when string, stands bool) {
 	}
 }
 
-// wantYoungRules is wantYoungPod for one family, and for each of the pod's two rules: the rule that
-// leads to its chain, and the rule in that chain.
+// wantYoungRules is wantYoungPod for one family and each of the pod's two rules. One leads to its
+// chain, and the other is in that chain.
 func (r *rig) wantYoungRules(when string, f rules.Family, leads, inside bool) {
 	r.t.Helper()
 	for rule, stands := range map[string]bool{
@@ -74,7 +74,7 @@ func TestTheLastMomentBeforeAFlush(t *testing.T) {
 }
 
 // TestTheLastMomentBetweenTwoFlushes: a process flushes a built-in chain, an owner writes rules,
-// and a flush of the table follows before any read, or after one whose replay had no time. The
+// and a flush of the table follows. No read has come before, or one whose replay had no time. The
 // owner's rules return with the others.
 func TestTheLastMomentBetweenTwoFlushes(t *testing.T) {
 	for _, chain := range []string{"PREROUTING", "POSTROUTING"} {
@@ -102,7 +102,7 @@ func TestTheLastMomentBetweenTwoFlushes(t *testing.T) {
 }
 
 // TestRemovedAtTheLastMoment: the portmap plugin removes a host port right before a flush of any
-// kind, before any read or right after one, from which canaryd has not learned the removal yet. The
+// kind. No read has come before, or one from which canaryd has not learned the removal yet. The
 // rules stay away, in chains that keep others too. If a process that is no owner has removed one of
 // them before any read, that may be half of the flush: it comes back.
 func TestRemovedAtTheLastMoment(t *testing.T) {

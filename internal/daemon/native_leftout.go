@@ -257,7 +257,7 @@ func (t *nativeTable) returned(log klog.Logger, now *native.Table) {
 	t.out = nil
 }
 
-// countSoon has a table that is left out counted at once: another table has shrunk, by a commit
+// countSoon has a table that is left out counted at once. Another table has shrunk, by a commit
 // or by itself, so that this one may fit.
 func (t *nativeTable) countSoon(now time.Time) {
 	t.out.next = now

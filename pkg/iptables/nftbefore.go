@@ -93,10 +93,10 @@ func (f *familyText) Taking(genid uint32, tables []string, missed bool) {
 }
 
 // Before returns, by table and in their order, the family's states right before commits of other
-// processes that may have flushed a part of that table: all commits that took marks, up to a bound,
-// and the last one. It has only states that the mirror knew without another read. States behind
-// the first commit that took marks may be half flushed. Before ignores commits that a read with
-// that digest does not show. Each state is returned once. On legacy there are none.
+// processes that may have flushed a part of that table. These are all commits that took marks, up
+// to a bound, and the last one. It has only states that the mirror knew without another read.
+// States behind the first commit that took marks may be half flushed. Before ignores commits that
+// a read with that digest does not show. Each state is returned once. On legacy there are none.
 func (k *Kernel) Before(family rules.Family, digest uint64) map[rules.TableName][]Snapshot {
 	if k.mirror == nil || k.mirror.families[family] == nil {
 		return nil

@@ -129,8 +129,8 @@ var twins = []struct{ never, always string }{
 	{"-m frag ! --fragid :", "-m frag"},
 }
 
-// Rules without a text, and rules that iptables prints in another rule's words, come back byte
-// for byte, in a user's chain and in a built-in one, each in its place. While their ipsets exist,
+// Rules without a text come back byte for byte, each in its place, in a user's chain and in a
+// built-in one. So do rules that iptables prints in another rule's words. While their ipsets exist,
 // the numbers in these rules stay the same. Nothing else of the table changes, not even a count.
 func TestOddRulesComeBackByteForByte(t *testing.T) {
 	onBoth(t, func(t *testing.T, backend Backend, family rules.Family) {

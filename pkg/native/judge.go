@@ -134,8 +134,8 @@ func (e *Evidence) judgeGone(f *Finding) {
 
 // judgeMade judges a table that was deleted and made again (another handle), and writes the
 // result to f. A flusher's table is replaced. If an owner's lacks a base chain after a flush, a
-// merge adds the rest: the chains, and the other elements of sets into which its owner has written.
-// If a commit took all rules since, the newest are unknown, and the loss waits for a decision.
+// merge adds the rest: chains, and other elements of the sets that its owner has written. If a
+// commit took all rules since, the newest are unknown, and the loss waits for a decision.
 func (e *Evidence) judgeMade(f *Finding) {
 	f.Why = e.by("made it again")
 	flushed := e.WitnessLost && e.Missed
