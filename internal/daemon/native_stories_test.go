@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -46,6 +47,7 @@ const (
 // A nativeStory is the world of one seed. One goroutine at a time uses it: canaryd's loop, or the
 // test while the loop waits.
 type nativeStory struct {
+	met     atomic.Int64 // see meet
 	t       *testing.T
 	seed    uint64
 	rng     *rand.Rand
@@ -133,8 +135,22 @@ func (w *nativeStory) hint() {
 	}
 }
 
+// meet is called before a goroutine sleeps and after another one woke up. By the bubble's clock
+// only one of them runs at a time. The race detector must still see that one reads the other's
+// writes.
+func (w *nativeStory) meet() { w.met.Add(1) }
+
+// after waits for so long, and then until canaryd waits.
+func (w *nativeStory) after(d time.Duration) {
+	w.meet()
+	w.r.after(d)
+	w.meet()
+}
+
 // point is a place at which another process may act.
 func (w *nativeStory) point(where string) {
+	w.meet()
+	defer w.meet()
 	if w.still > 0 {
 		return
 	}
@@ -143,7 +159,9 @@ func (w *nativeStory) point(where string) {
 		most := []time.Duration{time.Millisecond, 20 * time.Millisecond, 300 * time.Millisecond, 2 * time.Second}[min(3, int(w.rng.ExpFloat64()))]
 		w.dozing = time.Now()
 		nap := time.Duration(w.rng.Int64N(int64(most)))
+		w.meet()
 		time.Sleep(nap)
+		w.meet()
 		w.dozing, w.dozed = time.Time{}, w.dozed+nap
 	}
 	for w.budget > 0 && w.rng.Float64() < w.density {
@@ -162,7 +180,9 @@ func (w *nativeStory) watchTurns(where string) {
 		w.ledger.violation("canaryd takes no rest %s", where)
 	}
 	if w.turns >= turnsMost {
+		w.meet()
 		time.Sleep(time.Second)
+		w.meet()
 	}
 }
 
@@ -197,7 +217,7 @@ func (w *nativeStory) lull(where string) {
 		w.r.hints.Give(watch.SourceNFT)
 		budget := w.budget
 		w.budget = 0
-		w.r.after(1500 * time.Millisecond)
+		w.after(1500 * time.Millisecond)
 		w.budget = budget
 		w.driving, w.still = true, w.still+1
 		w.tell("a lull")
@@ -549,7 +569,9 @@ func nativeStoryInBubble(t *testing.T, seed uint64, mutant bool) storyResult {
 	}
 	result := storyResult{violations: w.ledger.violations, lines: w.lines, log: w.r.log.String(), acts: w.acts, within: w.within,
 		records: len(w.r.d.Status().Flushes), excuses: w.ledger.excuses, heals: w.k.count().heals}
+	w.meet()
 	w.r.stop()
+	w.meet()
 	return result
 }
 
@@ -558,13 +580,15 @@ func (w *nativeStory) start() {
 	w.r = configure(w.t, w.fake, w.setup)
 	w.k.with(func() { w.k.onCommit, w.k.unheard, w.k.missed = w.committed, nil, false })
 	w.r.begin()
-	w.r.after(3 * time.Second)
+	w.after(3 * time.Second)
 }
 
 // restart ends the daemon and runs another one. Others act meanwhile.
 func (w *nativeStory) restart() {
 	w.tell("canaryd ends")
+	w.meet()
 	w.r.stop()
+	w.meet()
 	w.missedAny = true
 	w.ledger.goBlind(true)
 	w.driving = true
@@ -585,8 +609,7 @@ func (w *nativeStory) play() {
 	w.budget = 5 + w.rng.IntN(40)
 	pace := []time.Duration{time.Millisecond, 30 * time.Millisecond, 700 * time.Millisecond}[w.rng.IntN(3)]
 	for w.budget > 0 {
-		time.Sleep(time.Duration(w.rng.ExpFloat64() * float64(pace)))
-		synctest.Wait()
+		w.after(time.Duration(w.rng.ExpFloat64() * float64(pace)))
 		for range 1 + w.rng.IntN(3) {
 			w.budget--
 			w.drive(func() { w.act("while canaryd waits") })
@@ -605,7 +628,9 @@ func (w *nativeStory) drive(do func()) {
 		w.hinted = false
 		w.r.hints.Give(watch.SourceNFT)
 	}
+	w.meet()
 	synctest.Wait()
+	w.meet()
 }
 
 // look compares canaryd's claims with the world.
@@ -649,8 +674,7 @@ func (w *nativeStory) rest() {
 			w.ledger.violation("nothing new happens, and the owners do not come to rest")
 			return
 		}
-		time.Sleep(proxyPeriod / 4)
-		synctest.Wait()
+		w.after(proxyPeriod / 4)
 		w.look()
 		for _, o := range w.owners {
 			if o.kind == proxies {
