@@ -161,10 +161,12 @@ func (e *Evidence) judgeMade(f *Finding) {
 }
 
 // flushedLast reports whether the last commit that took rules only took, and its process is not
-// known to be the owner.
+// known to be the owner. A missed commit may have been of that kind.
 func (e *Evidence) flushedLast() bool {
-	d := e.last((*Deed).rules)
-	return d != nil && d.pure() && d.By != Owner && d.By != LikelyOwner
+	if d := e.last((*Deed).rules); d != nil {
+		return d.pure() && d.By != Owner && d.By != LikelyOwner
+	}
+	return e.Missed
 }
 
 // lacksBase reports whether a base chain that had rules is gone or empty. After a flush that is
