@@ -92,7 +92,7 @@ func TestRacedTestsExist(t *testing.T) {
 		t.Fatal("hack/test.sh names no tests")
 	}
 	var all []string
-	for _, folder := range []string{"e2e", "interleavings", "../cmd/canaryd", "../cmd/kubectl-canaryd", "../pkg/iptables"} {
+	for _, folder := range []string{"e2e", "interleavings", "../cmd/canaryd", "../cmd/kubectl-canaryd", "../pkg/iptables", "../internal/daemon"} {
 		all = append(all, parsed(t, folder).Tests()...)
 	}
 	for _, name := range named {
