@@ -90,8 +90,8 @@ type Kernel interface {
 	Own(pid uint32) bool
 	// Takings returns the chains and rules that the last commits took from the tables, on nft.
 	Takings(context.Context) iptables.Takings
-	// Before returns, by table, a family as it was right before a commit that may be part of a
-	// flush, on nft. A read with this digest must show the commit. Each state is returned once.
+	// Before returns, by table, a family's states right before commits that may be parts of a
+	// flush, on nft. A read with this digest must show the commits. Each state is returned once.
 	Before(f rules.Family, digest uint64) map[rules.TableName][]iptables.Snapshot
 	Info() iptables.Info
 	Families() []rules.Family

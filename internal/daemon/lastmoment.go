@@ -38,8 +38,8 @@ func (d *Daemon) latest(st *state) func(rules.Family, uint64) rules.Generation {
 // last read of a table and a flush. The flush is a commit that took marks, jumps or all rules of a
 // chain, and that a read with that digest shows. On nft the kernel's notifications show the table
 // right before it. A removal counts only if its process is known to own the chain: it may be half
-// of a flush. learnLastMoment learns nothing of a table that was lost then: the table may hold
-// rules of a saved file.
+// of a flush. learnLastMoment learns nothing of a table that had lost more than jumps by then: the
+// table may hold rules of a saved file.
 func (d *Daemon) learnLastMoment(st *state, f rules.Family, digest uint64) {
 	for t, moments := range d.cfg.Kernel.Before(f, digest) {
 		for _, before := range moments {
