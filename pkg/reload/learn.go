@@ -262,7 +262,6 @@ func Grown(old, seen rules.Section) rules.Section {
 		}
 	}
 	grown.Jumps = keepJumps(seen.Jumps, old.Jumps, func(rules.Jump) bool { return true })
-	grown.Jumps = keepAnchors(old.Jumps, grown.Jumps, seen.Alone) // seen may be between two flushes
 	if !more && len(grown.Jumps) == len(old.Jumps) {
 		return old
 	}
