@@ -30,8 +30,8 @@ const momentsKept = 8
 // keep stores shown, the family's state right before a commit of another process that deleted
 // rules from the table. With marks, the commit deleted marks or the whole table: then shown stays
 // until take returns it, because later states may be half flushed. Another state gives way to the
-// next one, and so does the last of momentsKept. Taking calls keep. The daemon takes the states by Kernel.Before, to learn rules that
-// owners wrote right before a flush.
+// next one, and so does the last of momentsKept. Taking calls keep. The daemon takes the states by
+// Kernel.Before, to learn rules that owners wrote right before a flush.
 func (m *lastMoment) keep(table rules.TableName, shown Snapshot, marks bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
