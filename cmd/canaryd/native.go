@@ -41,7 +41,7 @@ func (o *options) guardNative(kernel *iptables.Kernel) (nativeGuard, error) {
 	if err != nil {
 		return nativeGuard{}, err
 	}
-	late := native.NewLateKernel(kernel.Port(), kernel.OwnCommit, o.maxRules)
+	late := native.NewLateKernel(kernel.Port(), kernel.OwnCommit, kernel.Muted, o.maxRules)
 	g := nativeGuard{woken: make(chan struct{}), closeIt: func() { _ = late.Close() }} // nothing is left to do with it
 	wake := sync.OnceFunc(func() { close(g.woken) })
 	g.cfg = daemon.NativeConfig{
@@ -109,7 +109,7 @@ func withNative[T any](b bench, do func(daemon.NativeKernel, *nativestore.Store)
 	if err != nil {
 		return none, err
 	}
-	kernel := native.NewLateKernel(b.kernel.Port(), b.kernel.OwnCommit, b.o.maxRules)
+	kernel := native.NewLateKernel(b.kernel.Port(), b.kernel.OwnCommit, nil, b.o.maxRules)
 	defer func() { _ = kernel.Close() }() // nothing is left to do with it
 	if _, err := kernel.Wake(nil); err != nil {
 		return none, err

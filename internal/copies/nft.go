@@ -101,7 +101,7 @@ func (s *OnNFT) deafen() error {
 // dial opens the socket that owns the tables. canaryd dials again if the library had to close
 // the socket, because that was the only way to shut a gate.
 func (s *OnNFT) dial() error {
-	cfg := standby.Config{Unheard: s.kernel.Unheard, Room: s.room}
+	cfg := standby.Config{Room: s.room}
 	if s.misses != nil {
 		cfg.Misses = s.misses.Group()
 	}
@@ -110,7 +110,7 @@ func (s *OnNFT) dial() error {
 		return err
 	}
 	s.tables, s.pending = tables, map[tableid.TableID]pendingCopy{}
-	s.kernel.AlsoOwn(tables.Port())
+	s.kernel.Mute(tables.Port())
 	return nil
 }
 

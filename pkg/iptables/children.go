@@ -40,7 +40,7 @@ func (c *children) has(pid int) bool {
 // compared. A flusher there is not named if its address equals the pid of one of canaryd's
 // programs.
 func (k *Kernel) OwnCommit(port, pid uint32) bool {
-	if port == k.port || k.keeper.ownPort(port) || port != 0 && port == k.also.Load() {
+	if port == k.port || k.keeper.ownPort(port) || port != 0 && port == k.muted.Load() {
 		return true // random numbers of 30 bits: see nft.NewPort
 	}
 	comparable := pid != 0 && k.initialPIDs

@@ -49,8 +49,8 @@ type Kernel struct {
 	// namespace, and so does not identify this process.
 	port   uint32
 	keeper Keeper
-	// also is another netlink address whose commits are the Kernel's own; see AlsoOwn.
-	also atomic.Uint32
+	// muted is another netlink address whose commits are the Kernel's own; see Mute.
+	muted atomic.Uint32
 }
 
 // Open chooses a backend unless cfg forces one, finds its programs and opens the kernel. It
@@ -151,9 +151,13 @@ func (k *Kernel) Subscribe() (*nft.Subscription, error) {
 // count as the Kernel's own.
 func (k *Kernel) Port() uint32 { return k.port }
 
-// AlsoOwn makes transactions from that netlink address count as the Kernel's own. It replaces
-// the address of an earlier call; 0 is none.
-func (k *Kernel) AlsoOwn(port uint32) { k.also.Store(port) }
+// Mute makes transactions from that netlink address count as the Kernel's own, and keeps their
+// changes out of the sockets that follow the tables: the standby's writes are large, and concern no
+// other table. It replaces the address of an earlier call; 0 is none. The next read applies it.
+func (k *Kernel) Mute(port uint32) { k.muted.Store(port) }
+
+// Muted returns the address of the last Mute, for nft.OpenEvents.
+func (k *Kernel) Muted() uint32 { return k.muted.Load() }
 
 // noFamily returns the reason why a family is not open, which every read or write of it gets.
 func (k *Kernel) noFamily(family rules.Family) error {

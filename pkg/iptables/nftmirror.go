@@ -24,7 +24,7 @@ type mirror struct {
 func (k *Kernel) newMirror(r nftReader) *mirror {
 	k.source = lexicons{}
 	m := &mirror{timeout: k.cfg.ReadTimeout, families: map[rules.Family]*familyText{}}
-	m.raw = nft.NewMirror(r.conn, nft.MirrorConfig{Genid: r.genid, Own: k.OwnCommit, Begun: m.taken.restart, Heard: m.hear})
+	m.raw = nft.NewMirror(r.conn, nft.MirrorConfig{Genid: r.genid, Own: k.OwnCommit, Muted: k.Muted, Begun: m.taken.restart, Heard: m.hear})
 	for family, budget := range k.budgets {
 		k.source[family] = newLexicon(family, false, k.sets)
 		f := &familyText{

@@ -45,14 +45,3 @@ func (l *lexicon) bytes(id nft.RuleID, room []byte) nft.Rule {
 	defer l.mu.RUnlock()
 	return l.store.Rule(id, room)
 }
-
-// Unheard calls write while canaryd does not listen to commits. write sends one transaction of
-// canaryd's own into a table that the Kernel does not mirror. The kernel would send each
-// listener a message for every object. If another process commits meanwhile, the next read reads
-// everything.
-func (k *Kernel) Unheard(write func() error) error {
-	if k.mirror == nil {
-		return write()
-	}
-	return k.mirror.raw.Silently(nil, k.subscriptions.All(), write)
-}

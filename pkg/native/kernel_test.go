@@ -17,7 +17,7 @@ func openKernel(t testing.TB) *native.Kernel { return openLimited(t, 0) }
 func openLimited(t testing.TB, most int) *native.Kernel {
 	t.Helper()
 	port := nft.NewPort()
-	k := native.NewLateKernel(port, func(from, _ uint32) bool { return from == port }, most)
+	k := native.NewLateKernel(port, func(from, _ uint32) bool { return from == port }, nil, most)
 	t.Cleanup(func() { k.Close() })
 	if awake, err := k.Wake(nil); err != nil || !awake {
 		t.Fatalf("open %t, %v", awake, err)
@@ -84,7 +84,7 @@ func TestKernelHears(t *testing.T) {
 func TestLateKernel(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
-		k := native.NewLateKernel(nft.NewPort(), func(uint32, uint32) bool { return false }, 0)
+		k := native.NewLateKernel(nft.NewPort(), func(uint32, uint32) bool { return false }, nil, 0)
 		defer func() {
 			if err := k.Close(); err != nil {
 				t.Error(err)

@@ -13,17 +13,19 @@ type LateKernel struct {
 	conn    *nft.Conn
 	port    uint32
 	own     func(port, pid uint32) bool
+	muted   func() uint32
 	most    int
 	none    uint32 // the genid at which no wanted table existed
 	asked   bool   // none is valid
 }
 
 // NewLateKernel returns a LateKernel that is not open yet. It sends transactions from the netlink
-// address port. own reports whether a commit with that address and process is canaryd's own.
+// address port. own reports whether a commit with that address and process is canaryd's own, and
+// muted is the address of the standby, whose changes it need not hear (nft.OpenEvents).
 // most is the size of all tables that it keeps, in rules of usual length; 0: no limit. Above it
 // the largest tables are left out (Ruleset.LeftOut).
-func NewLateKernel(port uint32, own func(port, pid uint32) bool, most int) *LateKernel {
-	return &LateKernel{port: port, own: own, most: most}
+func NewLateKernel(port uint32, own func(port, pid uint32) bool, muted func() uint32, most int) *LateKernel {
+	return &LateKernel{port: port, own: own, muted: muted, most: most}
 }
 
 // Wake opens the kernel if a table exists that wanted accepts, or if wanted is nil, and reports
@@ -67,7 +69,7 @@ func (k *LateKernel) Wake(wanted func(nft.Table) bool) (bool, error) {
 		k.none, k.asked = genid, true
 		return false, nil
 	}
-	events, err := nft.OpenEvents(k.conn.Genid, k.own)
+	events, err := nft.OpenEvents(k.conn.Genid, k.own, k.muted)
 	if err != nil {
 		return false, err
 	}

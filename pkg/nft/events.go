@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/mdlayher/netlink"
+	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/pkg/tableid"
@@ -40,20 +41,24 @@ type Events struct {
 	conn   *netlink.Conn
 	buffer []byte
 	own    func(port, pid uint32) bool // whether a commit is the user's
+	muted  func() uint32
+	mute   uint32 // the address that the socket's filter mutes; 0: there is no filter
 	// heard is the genid up to which everything was received.
 	heard uint32
 }
 
 // OpenEvents begins to receive, for a mirror or for native tables. It joins the group before
 // it calls genid for its starting point (UpTo). own reports whether a commit's netlink
-// address and process are the user's. OpenEvents needs CAP_NET_ADMIN.
-func OpenEvents(genid func() (uint32, error), own func(port, pid uint32) bool) (*Events, error) {
+// address and process are the user's. muted returns a netlink address of the user's whose
+// commits are received as ends only, without their changes; 0, or a nil muted: none. OpenEvents
+// needs CAP_NET_ADMIN.
+func OpenEvents(genid func() (uint32, error), own func(port, pid uint32) bool, muted func() uint32) (*Events, error) {
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
 		return nil, Wrap("opening a netlink socket", err)
 	}
-	e := &Events{conn: conn, buffer: make([]byte, messageBuffer), own: own}
-	if err = conn.SetReadBuffer(eventBuffer); err == nil {
+	e := &Events{conn: conn, buffer: make([]byte, messageBuffer), own: own, muted: muted}
+	if err = errors.Join(conn.SetReadBuffer(eventBuffer), e.filter()); err == nil {
 		err = conn.JoinGroup(unix.NFNLGRP_NFTABLES)
 	}
 	if err == nil {
@@ -63,6 +68,33 @@ func OpenEvents(genid func() (uint32, error), own func(port, pid uint32) bool) (
 		return nil, errors.Join(Wrap("subscribing to changes", err), conn.Close())
 	}
 	return e, nil
+}
+
+// filter keeps the changes of the muted address out of the socket's buffer; only NEWGEN passes.
+// All messages in a datagram are of one commit (nft_commit_notify). drain calls it again, because
+// the address may change.
+func (e *Events) filter() error {
+	if e.muted == nil || e.muted() == e.mute {
+		return nil
+	}
+	mute := e.muted()
+	// The address is at offset 12 of a message, the type at offset 4: see onlyNewgen.
+	filter, err := bpf.Assemble([]bpf.Instruction{
+		bpf.LoadAbsolute{Off: 12, Size: 4},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: asLoaded32(mute), SkipFalse: 3},
+		bpf.LoadAbsolute{Off: 4, Size: 2},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: newgenAsLoaded(), SkipTrue: 1},
+		bpf.RetConstant{Val: 0},
+		bpf.RetConstant{Val: wholeDatagram},
+	})
+	if err == nil {
+		err = e.conn.SetBPF(filter)
+	}
+	if err != nil {
+		return Wrap("filtering the notifications of the standby's table", err)
+	}
+	e.mute = mute
+	return nil
 }
 
 // Close ends the events.
@@ -83,6 +115,9 @@ func (e *Events) Drain(f func(Event)) error {
 // drain calls take for each datagram that arrived until now, and does not wait. Its errors
 // are take's, or a failed reception such as an overflow.
 func (e *Events) drain(take func(datagram []byte) error) error {
+	if err := e.filter(); err != nil {
+		return err
+	}
 	for {
 		datagram, err := receive(e.conn, e.buffer, false)
 		if err != nil {

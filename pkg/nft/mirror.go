@@ -37,6 +37,7 @@ type Mirror struct {
 type MirrorConfig struct {
 	Genid func() (uint32, error)      // returns the kernel's genid; called at least twice a read
 	Own   func(port, pid uint32) bool // whether a commit is the user's own
+	Muted func() uint32               // see OpenEvents
 	// The mirror calls Begun when it begins to receive the notifications after
 	// genid, and Heard with each of them. Both may be nil.
 	Begun func(genid uint32)
@@ -143,7 +144,7 @@ const mirrorPatience = 100 * time.Millisecond
 // error: the next Listen subscribes again. The caller has the turn.
 func (m *Mirror) Listen() (genid uint32, heard bool, err error) {
 	if m.events == nil {
-		if m.events, err = OpenEvents(m.cfg.Genid, m.cfg.Own); err != nil {
+		if m.events, err = OpenEvents(m.cfg.Genid, m.cfg.Own, m.cfg.Muted); err != nil {
 			m.events = nil
 			return 0, false, err
 		}

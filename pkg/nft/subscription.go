@@ -72,16 +72,30 @@ func (s *Subscription) begin() error {
 // datagram of its own (nf_tables_gen_notify), so it suffices to check a
 // datagram's first message.
 func onlyNewgen() []bpf.Instruction {
-	// The type is at offset 4 in the machine's byte order, and BPF loads in
-	// network order.
-	var wire [2]byte
-	binary.NativeEndian.PutUint16(wire[:], uint16(nftType(unix.NFT_MSG_NEWGEN)))
 	return []bpf.Instruction{
-		bpf.LoadAbsolute{Off: 4, Size: 2},
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: uint32(binary.BigEndian.Uint16(wire[:])), SkipFalse: 1},
-		bpf.RetConstant{Val: 0xffff},
+		bpf.LoadAbsolute{Off: 4, Size: 2}, // the message's type
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: newgenAsLoaded(), SkipFalse: 1},
+		bpf.RetConstant{Val: wholeDatagram},
 		bpf.RetConstant{Val: 0},
 	}
+}
+
+// wholeDatagram is the answer of a filter that passes the datagram: more bytes than any has.
+const wholeDatagram = 1 << 30
+
+// newgenAsLoaded returns the type NEWGEN as a filter loads it: it is in the machine's byte order,
+// and BPF loads in network order.
+func newgenAsLoaded() uint32 {
+	var wire [2]byte
+	binary.NativeEndian.PutUint16(wire[:], uint16(nftType(unix.NFT_MSG_NEWGEN)))
+	return uint32(binary.BigEndian.Uint16(wire[:]))
+}
+
+// asLoaded32 is newgenAsLoaded for a netlink address.
+func asLoaded32(address uint32) uint32 {
+	var wire [4]byte
+	binary.NativeEndian.PutUint32(wire[:], address)
+	return binary.BigEndian.Uint32(wire[:])
 }
 
 // Receive waits for the next commit. It returns ErrOverflow if the kernel dropped a

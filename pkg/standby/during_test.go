@@ -3,6 +3,7 @@ package standby_test
 import (
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -18,7 +19,7 @@ func manyServices(first int, alone bool) string {
 	if !alone {
 		b.WriteString("-A OUTPUT -j KUBE-SERVICES\n")
 	}
-	for n := range 300 { // two messages each, so that the change is sent unheard
+	for n := range 300 { // so many that the kernel takes a while
 		fmt.Fprintf(&b, ":KUBE-SVC-%d - [0:0]\n-A KUBE-SVC-%d -p udp -j DNAT --to-destination 10.0.0.9:%d\n", first+n, first+n, first+n)
 		fmt.Fprintf(&b, "-A KUBE-SERVICES -d 192.0.2.9 -p udp -m udp --dport %d -j KUBE-SVC-%d\n", first+n, first+n)
 	}
@@ -34,19 +35,13 @@ func TestAGateOpensDuringAWrite(t *testing.T) {
 			nstest.Run(t, func(t *testing.T) {
 				nstest.NeedProgram(t, "nft", "iptables-nft-restore")
 				restore(t, nat.Family, manyServices(1000, false))
-				var during func()
-				conn, s := dial(t), open(t, standby.Config{Unheard: func(write func() error) error {
-					if during != nil {
-						during()
-					}
-					return write()
-				}})
+				conn, s := dial(t), open(t, standby.Config{})
 				must(t, s.Put(copyOf(t, nat)))
 				first := s.Held(nat)
 				restore(t, nat.Family, manyServices(2000, removes))
 				next := translate(t, source(t, conn, nat), first)
 				opened := make(chan error, 1)
-				during = func() {
+				s.BeforeSending(sync.OnceFunc(func() {
 					if removes { // it waits for this write
 						go func() { opened <- s.Open(nat, first.Hooks(), nil) }()
 						return
@@ -58,7 +53,7 @@ func TestAGateOpensDuringAWrite(t *testing.T) {
 					if s.Held(nat) != first {
 						t.Error("the write has ended")
 					}
-				}
+				}))
 				must(t, s.Put(next))
 				must(t, <-opened)
 				if diff := cmp.Diff(next.Hooks(), s.OpenHooks(nat)); diff != "" {

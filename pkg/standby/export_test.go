@@ -7,6 +7,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/native"
 )
 
+// BeforeSending lets f run before each transaction, while hooks may be opened.
+func (s *Standby) BeforeSending(f func()) { s.sending = f }
+
 // KnockOf returns the datagram that opens a hook.
 func KnockOf(h Hook) []byte { return knockOf(h) }
 

@@ -47,9 +47,6 @@ func NameOf(id tableid.TableID) string {
 
 // A Config controls how a Standby writes. The zero value is ready for use.
 type Config struct {
-	// Unheard calls write while canaryd does not listen to the kernel's notifications. write sends
-	// one large transaction. Transactions of few messages are sent without Unheard. nil: all are.
-	Unheard func(write func() error) error
 	// GateMost bounds the rules of a copy whose base chains have their rules all the time, behind a
 	// gate of one set. In a larger copy, these rules are added when a hook is opened. 0:
 	// DefaultGateMost; negative: never a gate.
@@ -105,6 +102,8 @@ type Standby struct {
 	names int // the names that setName has given
 	// building are the first builds in progress.
 	building map[tableid.TableID]*building
+	// sending, for tests, runs before each transaction, while mu is free.
+	sending func()
 }
 
 // dialTries bounds the addresses that are tried: one address in a billion is taken by chance.
@@ -114,9 +113,6 @@ const dialTries = 4
 // closed or the process ends. canaryd dials again after Shut or Remove had to close it.
 func Dial(cfg Config) (*Standby, error) {
 	cfg.GateMost, cfg.Piece = cmp.Or(cfg.GateMost, DefaultGateMost), cmp.Or(cfg.Piece, 1<<20)
-	if cfg.Unheard == nil {
-		cfg.Unheard = func(write func() error) error { return write() }
-	}
 	conn, err := nft.Dial()
 	if err != nil {
 		return nil, err
@@ -318,14 +314,11 @@ func (s *Standby) status(id tableid.TableID) (Status, *Copy) {
 func (s *Standby) send(t *table, b *nft.Batch) error {
 	b.Finish()
 	nft.ForgetComplaints(s.fd)
-	write := func() error { return b.SendFrom(s.fd) }
-	var err error
 	s.mu.Unlock()
-	if b.Messages() > unheardFrom {
-		err = s.cfg.Unheard(write)
-	} else {
-		err = write()
+	if s.sending != nil {
+		s.sending()
 	}
+	err := b.SendFrom(s.fd)
 	s.mu.Lock()
 	if err == nil {
 		s.commits.Add(1)
@@ -333,10 +326,6 @@ func (s *Standby) send(t *table, b *nft.Batch) error {
 	t.bytes, t.took = t.bytes+b.Bytes(), t.took+b.Took
 	return refused(t.name, err)
 }
-
-// unheardFrom is the number of messages above which a transaction is sent while canaryd does not
-// listen, as a replay is.
-const unheardFrom = 512
 
 // refused returns an error that says why the kernel refused a transaction: ErrMemory, ErrTaken,
 // or the kernel's own. name is the table's; without err it returns nil.

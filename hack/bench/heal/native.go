@@ -188,7 +188,7 @@ add rule ip kube-proxy %[1]s meta l4proto tcp dnat ip to numgen random mod 2 map
 // measureNativeLab measures, in a process of their own, reads of the tables in this namespace,
 // and the kernel's time for them.
 func measureNativeLab(ctx context.Context, services int, dir string) (Uses, error) {
-	k := native.NewLateKernel(0, func(uint32, uint32) bool { return false }, 0)
+	k := native.NewLateKernel(0, func(uint32, uint32) bool { return false }, nil, 0)
 	if _, err := k.Wake(nil); err != nil {
 		return nil, err
 	}
