@@ -19,7 +19,8 @@ type nativeChapter struct {
 	captured int      // the version that canaryd has claimed to know, or -1
 	// excused is the reason why canaryd may not know the newest version, or "".
 	excused string
-	halves  map[string]bool // contents after a write of halfWritten
+	// halves are contents that the owner never wrote, and the reasons why canaryd may learn them.
+	halves map[string]string
 }
 
 func (c *nativeChapter) newest() string { return c.versions[len(c.versions)-1] }
@@ -154,10 +155,7 @@ func (l *nativeLedger) wrote(o *nativeOwner, touched map[string]string, half boo
 	for p, c := range l.chapters[o.id] {
 		if half {
 			c.excused = halfWritten
-			if c.halves == nil {
-				c.halves = map[string]bool{}
-			}
-			c.halves[cmp.Or(now[p], absent)] = true
+			c.half(cmp.Or(now[p], absent), halfWritten)
 		}
 	}
 }
@@ -202,6 +200,12 @@ func (l *nativeLedger) took(pid uint32, file bool) {
 			l.harmed[id][p] = l.w.awake()
 		}
 		switch {
+		case file && c.find(is) < 0:
+			c.half(is, "a saved file had restored it")
+		case l.blind && c.captured < len(c.versions)-1 && c.find(is) < 0: // canaryd knows neither commit
+			c.half(is, "it was flushed before canaryd knew it")
+		}
+		switch {
 		case l.blind:
 			c.excuse("the flush was missed")
 		case l.outage[id] && l.w.owner(id).kind == remakes:
@@ -217,6 +221,14 @@ func (c *nativeChapter) excuse(why string) {
 	if c.excused == "" {
 		c.excused = why
 	}
+}
+
+// half notes a content that canaryd may learn although its owner never wrote it.
+func (c *nativeChapter) half(text, why string) {
+	if c.halves == nil {
+		c.halves = map[string]string{}
+	}
+	c.halves[text] = why
 }
 
 // goBlind notes that canaryd misses commits from now on: each version that it has not claimed may
@@ -250,8 +262,10 @@ func (l *nativeLedger) canaryd() {
 		case i == newest:
 		case l.w.refused && l.partly(c, is):
 			l.excuses["a rule is refused"]++
-		case c.excused == halfWritten, i < 0 && c.halves[is]:
+		case c.excused == halfWritten:
 			l.excuses[halfWritten]++
+		case i < 0 && c.halves[is] != "":
+			l.excuses[c.halves[is]]++
 		case i < 0:
 			l.violation("%s %s got %s, which its owner never wrote; it was %s, and the newest is %s", id.NFT(), p, is, was, c.newest())
 		case l.filed[id]:

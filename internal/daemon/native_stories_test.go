@@ -426,7 +426,6 @@ func (f *nativeFlusher) act(w *nativeStory) string {
 		return flush("nft flush ruleset", w.k.flushRuleset)
 	}
 	o := stand[w.rng.IntN(len(stand))]
-	known := o.kind != remakes
 	table := w.k.standing(o.id)
 	switch n := w.rng.IntN(20); {
 	case n < 4:
@@ -440,7 +439,7 @@ func (f *nativeFlusher) act(w *nativeStory) string {
 		return flush("nft delete table "+o.id.NFT(), func() { w.k.deleteTable(o.id) })
 	case n < 9:
 		return flush("nft flush table "+o.id.NFT(), func() { w.k.flushTable(o.id) })
-	case n < 11 && known:
+	case n < 11 && o.kind != remakes && len(table.Chains) > 0:
 		c := table.Chains[w.rng.IntN(len(table.Chains))]
 		return flush("nft flush chain "+o.id.NFT()+" "+c.Name, func() { w.k.flushChain(o.id, c.Name) })
 	case n < 13 && o.kind != remakes && o.kind != leavers && len(table.Sets) > 0 && len(table.Sets[0].Elements) > 0:
@@ -752,7 +751,7 @@ func (s storyResult) fail(t *testing.T, seed uint64) {
 		return
 	}
 	t.Errorf("%s=%d go test ./internal/daemon -run '%s$' plays it again:\n%s", storySeed, seed, t.Name(), strings.Join(s.violations, "\n"))
-	if os.Getenv(storySeed) != "" {
+	if os.Getenv(storySeed) != "" || os.Getenv(storyLength) != "" { // another run may differ
 		t.Logf("the story:\n%s\ncanaryd's log:\n%s", strings.Join(s.lines, "\n"), s.log)
 	}
 }
