@@ -160,6 +160,10 @@ func (d *Daemon) addNativeLoss(st *state, r *api.Flush, id tableid.TableID) {
 	loss.Unread = t.out != nil && t.finding.Verdict != native.Emptied // commits show the counts of parts
 	r.Lost.Unread = r.Lost.Unread || loss.Unread
 	loss.Parts, loss.More = lostParts(t)
+	if since := d.takenSince(t); !since.IsZero() && since.Before(r.Time) { // it could not be read until now
+		r.NoticedSeconds += r.Time.Sub(since).Seconds()
+		r.Time = since
+	}
 	loss.By = flushes.Accuse(r, d.takersOf(t))
 	r.CulpritsMissed = r.CulpritsMissed || t.missed && len(loss.By) > 0
 	flushes.AddNativeLoss(r, loss)

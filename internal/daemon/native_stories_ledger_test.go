@@ -53,6 +53,8 @@ type nativeLedger struct {
 	filed map[tableid.TableID]bool
 	// outage are tables that a flush has taken since canaryd last claimed to know everything.
 	outage     map[tableid.TableID]bool
+	// made are the times, by awake, when owners made their tables.
+	made       map[tableid.TableID]time.Duration
 	blind      bool // canaryd misses commits now
 	violations []string
 	excuses    map[string]int
@@ -144,6 +146,9 @@ func (l *nativeLedger) wrote(o *nativeOwner, touched map[string]string, half boo
 			c.excused = inOutage
 		}
 	}
+	if was, now := l.last[o.id], l.w.k.standing(o.id); now != nil && (was == nil || was.Handle != now.Handle) {
+		l.made[o.id] = l.w.awake()
+	}
 	if removes {
 		l.takings[o.id] = append(l.takings[o.id], nativeTaking{time.Now(), o.pid, true})
 	}
@@ -202,7 +207,7 @@ func (l *nativeLedger) took(pid uint32, file bool) {
 		switch {
 		case file && c.find(is) < 0:
 			c.half(is, "a saved file had restored it")
-		case l.blind && c.captured < len(c.versions)-1 && c.find(is) < 0: // canaryd knows neither commit
+		case (l.blind || l.young(id)) && c.captured < len(c.versions)-1 && c.find(is) < 0: // canaryd knows neither commit
 			c.half(is, "it was flushed before canaryd knew it")
 		}
 		switch {
@@ -212,6 +217,12 @@ func (l *nativeLedger) took(pid uint32, file bool) {
 			c.excuse("an unknown process made it again in the outage")
 		}
 	})
+}
+
+// young reports whether the table was made so recently that canaryd may not have read it.
+func (l *nativeLedger) young(id tableid.TableID) bool {
+	made, is := l.made[id]
+	return is && l.w.awake()-made < 3*time.Second
 }
 
 // known reports whether canaryd has claimed to know the part.

@@ -531,7 +531,7 @@ func tellNativeStory(t *testing.T, seed uint64, mutant bool) (result storyResult
 func nativeStoryInBubble(t *testing.T, seed uint64, mutant bool) storyResult {
 	w := &nativeStory{t: t, seed: seed, rng: rand.New(rand.NewPCG(seed, 9)), k: newFakeNative(), owners: nativeCast(), mutant: mutant, began: time.Now(), pid: 900, version: 3}
 	w.ledger = &nativeLedger{w: w, chapters: map[tableid.TableID]map[string]*nativeChapter{}, last: map[tableid.TableID]*native.Table{},
-		harmed: map[tableid.TableID]map[string]time.Duration{}, takings: map[tableid.TableID][]nativeTaking{}, filed: map[tableid.TableID]bool{}, excuses: map[string]int{}, outage: map[tableid.TableID]bool{}}
+		harmed: map[tableid.TableID]map[string]time.Duration{}, takings: map[tableid.TableID][]nativeTaking{}, filed: map[tableid.TableID]bool{}, excuses: map[string]int{}, outage: map[tableid.TableID]bool{}, made: map[tableid.TableID]time.Duration{}}
 	for _, o := range w.owners {
 		w.k.put(o.wanted())
 		w.ledger.wrote(o, partsOf(o.wanted()), false)
