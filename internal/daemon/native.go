@@ -122,9 +122,13 @@ type nativeTable struct {
 	// deeds are the deeds of commits since then; missed: some of these were not heard of.
 	deeds  []nativeDeed
 	missed bool
-	dirty  time.Time // since when it may differ; zero: it does not
-	urgent bool      // a commit had the effect of a flush
-	moved  time.Time // of the last commit to it
+	// wroteAt is the genid of canaryd's last write of it since then; 0: there was none.
+	wroteAt uint32
+	// removed are chains that its owner deleted while parts of it were lost.
+	removed map[string]bool
+	dirty   time.Time // since when it may differ; zero: it does not
+	urgent  bool      // a commit had the effect of a flush
+	moved   time.Time // of the last commit to it
 	// wrote is when the last commit that did not delete it was noted, or when it was first seen.
 	wrote   time.Time
 	finding native.Finding

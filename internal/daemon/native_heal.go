@@ -190,6 +190,7 @@ func (d *Daemon) planNative(ctx context.Context, st *state, wanted func(*nativeT
 		}
 		switch {
 		case remedy != native.NoRemedy:
+			t.noteRemoved(plan.seen.Tables[id], d.deedsUpTo(id, t, plan.seen.Genid))
 			plan.add(t, remedy)
 		case !nativestore.Lost(f.Verdict):
 			d.adoptNative(ctx, st, id, plan.seen, f)
@@ -210,7 +211,7 @@ func (d *Daemon) planNative(ctx context.Context, st *state, wanted func(*nativeT
 
 // add plans the repair of a table.
 func (p *nativePlan) add(t *nativeTable, remedy native.Remedy) {
-	p.repairs = append(p.repairs, native.NewRepair(remedy, t.want, p.seen.Tables[t.want.ID], time.Since(t.leftAt)))
+	p.repairs = append(p.repairs, native.NewRepair(remedy, t.want.Without(t.removed), p.seen.Tables[t.want.ID], time.Since(t.leftAt)))
 }
 
 // mayBeLost reports whether planNative has to read a table for a verdict; nil is a table that
@@ -242,7 +243,7 @@ func (d *Daemon) writeNative(ctx context.Context, st *state, plan nativePlan) (d
 		done, left, err = d.writeOneByOne(st, plan, err)
 	}
 	if len(done) > 0 {
-		d.wroteNative(st, plan, time.Now())
+		d.wroteNative(st, plan, done, time.Now())
 		d.noteLeft(ctx, st, left)
 	}
 	return done, err
@@ -280,12 +281,13 @@ func (d *Daemon) writeOneByOne(st *state, plan nativePlan, first error) (done []
 	return done, left, errors.Join(failed...)
 }
 
-// wroteNative notes the time of a plan's write for the record, the tables that it wrote, and the
-// witnesses that it planted.
-func (d *Daemon) wroteNative(st *state, plan nativePlan, at time.Time) {
+// wroteNative notes the time of a plan's write for the record, the tables that it wrote (done), and
+// the witnesses that it planted.
+func (d *Daemon) wroteNative(st *state, plan nativePlan, done []native.Repair, at time.Time) {
 	st.native.loss.written = at
-	for _, repair := range plan.repairs {
-		st.native.tables[repair.Want.ID].replayed = true
+	for _, repair := range done {
+		t := st.native.tables[repair.Want.ID]
+		t.replayed, t.wroteAt = true, nft.Following(plan.seen.Genid)
 	}
 	st.native.planted(plan.witnesses)
 }

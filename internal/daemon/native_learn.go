@@ -50,6 +50,7 @@ func (d *Daemon) learnBefore(ctx context.Context, st *state, c native.Commit) {
 		case t == nil || t.want == nil || t.out != nil || t.missed || t.old || t.accept || t.dirty.IsZero():
 			continue
 		case t.lost() && !d.remadeByOwner(id, t, before.Genid):
+			t.noteRemoved(before.Table, d.deedsUpTo(id, t, before.Genid))
 			continue
 		case !nft.Newer(before.Genid, t.genid) || before.Table == t.want:
 			continue
@@ -64,8 +65,39 @@ func (d *Daemon) learnBefore(ctx context.Context, st *state, c native.Commit) {
 				d.acceptNative(st, t, now)
 			}
 			d.adopt(ctx, st, now)
+		} else {
+			t.noteRemoved(before.Table, d.deedsUpTo(id, t, before.Genid))
 		}
 	}
+}
+
+// noteRemoved notes the chains that the owner of a lost table has deleted since it was learned, as
+// the table shows. A replay must not put them back: a later flush may hide the removal. now may be
+// nil, and deeds are those until now.
+func (t *nativeTable) noteRemoved(now *native.Table, deeds []nativeDeed) {
+	if now == nil {
+		return
+	}
+	removed, stands := map[string]bool{}, map[string]bool{}
+	for i := range now.Chains {
+		stands[now.Chains[i].Name] = true
+	}
+	note := func(chain string) {
+		if !stands[chain] {
+			removed[chain] = true
+		}
+	}
+	for chain := range t.removed {
+		note(chain)
+	}
+	for _, deed := range deeds {
+		if deed.By == native.Owner && !deed.Deleted {
+			for chain := range deed.Chains {
+				note(chain)
+			}
+		}
+	}
+	t.removed = removed
 }
 
 // remadeByOwner reports whether the last commit until genid that made or deleted the table was its
@@ -105,6 +137,7 @@ func (d *Daemon) adopt(ctx context.Context, st *state, now nativeLearned) {
 	t.read, t.leftAt = now.read, now.LeftAt
 	t.finding, t.old = native.Finding{Verdict: native.Intact, Why: "its content is the same"}, false
 	t.accept, t.reportAt, t.inForce = false, time.Time{}, ""
+	t.wroteAt, t.removed = 0, nil
 	t.witness = r.witness[now.id.Family].Nonce
 	t.rest(r.all)
 	for _, deed := range later {

@@ -388,8 +388,11 @@ func (d *Daemon) judgeNative(id tableid.TableID, t *nativeTable, seen nativeSigh
 		}
 	}
 	e.WitnessLost = t.missed && t.witness != "" && stand[id.Family] != t.witness
+	e.Replayed = t.wroteAt != 0
 	for _, deed := range d.deedsUpTo(id, t, seen.Genid) {
-		e.Deeds = append(e.Deeds, deed.Deed)
+		if !e.Replayed || nft.Newer(deed.Genid, t.wroteAt) {
+			e.Deeds = append(e.Deeds, deed.Deed)
+		}
 	}
 	if t.drill && t.missed {
 		e.Deeds = append(e.Deeds, t.drillDeed(e.Now))

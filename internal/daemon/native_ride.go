@@ -83,7 +83,7 @@ func (d *Daemon) concludeRide(ctx context.Context, st *state, ride *nativeRide) 
 	}
 	st.native.contention.limit.Spend(time.Now(), d.cpu()-ride.used)
 	d.noteLeft(ctx, st, ride.left)
-	d.wroteNative(st, ride.nativePlan, ride.at)
+	d.wroteNative(st, ride.nativePlan, ride.repairs, ride.at)
 	d.recordNative(ctx, st, ride.repairs)
 	switch err := d.proveNative(ctx, st, ride.seen.Genid, ride.repairs); {
 	case errors.Is(err, nativestore.ErrOwnerWrote), err == nil && st.native.moreLost():

@@ -52,7 +52,7 @@ type nativeLedger struct {
 	// filed are tables that a saved file has written, until the next rest.
 	filed map[tableid.TableID]bool
 	// outage are tables that a flush has taken since canaryd last claimed to know everything.
-	outage     map[tableid.TableID]bool
+	outage map[tableid.TableID]bool
 	// made are the times, by awake, when owners made their tables.
 	made       map[tableid.TableID]time.Duration
 	blind      bool // canaryd misses commits now
@@ -267,6 +267,9 @@ func (l *nativeLedger) canaryd() {
 		}
 		c := l.chapter(id, p)
 		i, newest := c.find(is), len(c.versions)-1
+		if i < 0 && strings.HasPrefix(p, "set ") {
+			i = l.without(id, c, is)
+		}
 		newer := was == c.newest() && before[id] != nil && (was != "{}" || c.excused == "")
 		l.heal(id, p, is)
 		switch {
@@ -291,6 +294,25 @@ func (l *nativeLedger) canaryd() {
 			l.excuses[c.excused]++
 		}
 	})
+}
+
+// without returns the newest version of a set that has these elements and, besides, only elements
+// of services that the owner has removed; -1 if there is none. A replay leaves such elements out.
+func (l *nativeLedger) without(id tableid.TableID, c *nativeChapter, is string) int {
+	elements := func(text string) []string {
+		return strings.FieldsFunc(strings.Trim(text, "{}"), func(r rune) bool { return r == ',' || r == ' ' })
+	}
+	for i, v := range slices.Backward(c.versions) {
+		had := elements(v)
+		now := slices.DeleteFunc(slices.Clone(had), func(e string) bool {
+			newest := l.chapter(id, "chain "+e).newest()
+			return newest == absent && !slices.Contains(elements(is), e)
+		})
+		if v != absent && slices.Equal(now, elements(is)) {
+			return i
+		}
+	}
+	return -1
 }
 
 // partly reports whether a text is a version without some of its rules.

@@ -51,6 +51,9 @@ type Evidence struct {
 	// missed; else each deed has it.
 	WitnessLost bool
 	Habits      owners.Habits
+	// Replayed: canaryd wrote the table since Was was read, and Deeds are those since the write. So
+	// the present table may have another handle although no owner made it.
+	Replayed bool
 	// Unread: the table was too large to be read, so Was has no content. There is no remedy.
 	Unread bool
 	// Used is that of the Probe which has Now; nil: Now is the whole table.
@@ -79,7 +82,7 @@ func Judge(e Evidence) Finding {
 		f.Verdict, f.Why = Intact, "its content is the same"
 	case e.Now.Dormant() && !e.Was.Dormant():
 		f.Verdict, f.Why = Disabled, "the flag dormant is set"
-	case e.Now.Handle != e.Was.Handle:
+	case e.Now.Handle != e.Was.Handle && !e.byReplay():
 		e.judgeMade(&f)
 	default:
 		e.judgeParts(&f)
@@ -88,6 +91,11 @@ func Judge(e Evidence) Finding {
 		f.Remedy, f.Why = NoRemedy, f.Why+"; it was too large (--max-rules), so canaryd cannot put it back"
 	}
 	return f
+}
+
+// byReplay reports whether canaryd made the present table, and no other process since.
+func (e *Evidence) byReplay() bool {
+	return e.Replayed && !e.Missed && !slices.ContainsFunc(e.Deeds, func(d *Deed) bool { return d.Deleted || d.Made != 0 })
 }
 
 // by says in words who made the last commit.
@@ -253,20 +261,24 @@ func (e *Evidence) missed(habit owners.Habit, keeps loss) loss {
 
 // left judges a set whose elements a missed commit took, for tookSet. An owner takes them
 // together with the rules of the chains to which they lead. If these have rules still, the
-// elements are lost. If they lead to no chain with rules, the owner may have taken them.
+// elements are lost. If only some have, or if they lead to no chain with rules, the owner may have
+// taken elements.
 func (e *Evidence) left(s *Set) loss {
-	was, now, is := e.Was.chainsByName(), e.Now.chainsByName(), openLoss
+	was, now := e.Was.chainsByName(), e.Now.chainsByName()
+	kept, emptied := false, false
 	for _, el := range s.Elements {
-		c := was[jumpOf(attrOf(el, unix.NFTA_SET_ELEM_DATA))]
-		switch {
-		case c == nil || len(c.Rules) == 0:
-		case now[c.Name] == nil || len(now[c.Name].Rules) == 0:
-			return noLoss
-		default:
-			is = lossOf
+		if c := was[jumpOf(attrOf(el, unix.NFTA_SET_ELEM_DATA))]; c != nil && len(c.Rules) > 0 {
+			has := now[c.Name] != nil && len(now[c.Name].Rules) > 0
+			kept, emptied = kept || has, emptied || !has
 		}
 	}
-	return is
+	switch {
+	case kept == emptied:
+		return openLoss
+	case kept:
+		return lossOf
+	}
+	return noLoss
 }
 
 // hadSeveral reports whether at least two chains had rules. If all of them are empty now, a
