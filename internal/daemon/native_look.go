@@ -269,6 +269,12 @@ func (d *Daemon) sightNative(ctx context.Context, st *state, read func(func(nft.
 	if err == nil {
 		seen.all = r.all && every && !choice.passed
 		r.all, r.fresh = r.all && !seen.all, choice.passed // unless a later commit sets them
+		for id, now := range seen.Tables { // before it hears of later commits to them
+			if r.tables[id] == nil && !now.Immune() {
+				r.tables[id] = &nativeTable{wrote: time.Now(), drill: r.drill.has(id)}
+				d.adopt(ctx, st, seen.learned(id))
+			}
+		}
 		err = d.hearNative(ctx, st, seen.Genid)
 	}
 	var stand map[tableid.Family]string
@@ -307,12 +313,8 @@ func (d *Daemon) sightNative(ctx context.Context, st *state, read func(func(nft.
 		}
 	}
 	for id, now := range seen.Tables {
-		switch {
-		case now.Immune():
+		if now.Immune() {
 			r.immune[id] = true
-		case r.tables[id] == nil:
-			r.tables[id] = &nativeTable{wrote: time.Now(), drill: r.drill.has(id)}
-			d.adopt(ctx, st, seen.learned(id))
 		}
 	}
 	return seen, nil

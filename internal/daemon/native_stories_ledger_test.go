@@ -141,7 +141,7 @@ func (l *nativeLedger) wrote(o *nativeOwner, touched map[string]string, half boo
 		c.versions = append(c.versions, text)
 		switch {
 		case l.blind:
-			c.excused = "its notification was missed"
+			c.excused = notHeard
 		case outage:
 			c.excused = inOutage
 		}
@@ -164,6 +164,16 @@ func (l *nativeLedger) wrote(o *nativeOwner, touched map[string]string, half boo
 		}
 	}
 }
+
+// unreached excuses a chain to which nothing led when it was flushed: its owner may have done that.
+const unreached = "no packet reached it"
+
+func isUnreached(t *native.Table, chain string) bool {
+	return t != nil && t.Chain(chain) != nil && !t.Chain(chain).Base && !targetsIn(t)[chain]
+}
+
+// notHeard excuses versions that canaryd may never have heard of.
+const notHeard = "its notification was missed"
 
 // inOutage excuses versions that canaryd may learn only by a read after the replay.
 const inOutage = "it was written between a flush and its replay"
@@ -204,8 +214,12 @@ func (l *nativeLedger) took(pid uint32, file bool) {
 		if _, known := l.harmed[id][p]; !known {
 			l.harmed[id][p] = l.w.awake()
 		}
+		if name, chain := strings.CutPrefix(p, "chain "); chain && is == "{}" && isUnreached(before[id], name) {
+			c.half(is, unreached)
+			c.excuse(unreached)
+		}
 		switch {
-		case file && c.find(is) < 0:
+		case (file || l.filed[id]) && c.find(is) < 0:
 			c.half(is, "a saved file had restored it")
 		case (l.blind || l.young(id)) && c.captured < len(c.versions)-1 && c.find(is) < 0: // canaryd knows neither commit
 			c.half(is, "it was flushed before canaryd knew it")
@@ -251,7 +265,7 @@ func (l *nativeLedger) goBlind(is bool) {
 	for _, parts := range l.chapters {
 		for _, c := range parts {
 			if c.captured < len(c.versions)-1 {
-				c.excuse("its notification was missed")
+				c.excuse(notHeard)
 			}
 		}
 	}
@@ -270,7 +284,7 @@ func (l *nativeLedger) canaryd() {
 		if i < 0 && strings.HasPrefix(p, "set ") {
 			i = l.without(id, c, is)
 		}
-		newer := was == c.newest() && before[id] != nil && (was != "{}" || c.excused == "")
+		newer := was == c.newest() && before[id] != nil && c.excused != notHeard && (was != "{}" || c.excused == "")
 		l.heal(id, p, is)
 		switch {
 		case i == newest:
