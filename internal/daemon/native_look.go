@@ -269,7 +269,7 @@ func (d *Daemon) sightNative(ctx context.Context, st *state, read func(func(nft.
 	if err == nil {
 		seen.all = r.all && every && !choice.passed
 		r.all, r.fresh = r.all && !seen.all, choice.passed // unless a later commit sets them
-		for id, now := range seen.Tables { // before it hears of later commits to them
+		for id, now := range seen.Tables {                 // before it hears of later commits to them
 			if r.tables[id] == nil && !now.Immune() {
 				r.tables[id] = &nativeTable{wrote: time.Now(), drill: r.drill.has(id)}
 				d.adopt(ctx, st, seen.learned(id))

@@ -56,6 +56,7 @@ type nativeLedger struct {
 	// made are the times, by awake, when owners made their tables.
 	made       map[tableid.TableID]time.Duration
 	blind      bool // canaryd misses commits now
+	wasBlind   bool // it has missed some since it last claimed to know everything
 	violations []string
 	excuses    map[string]int
 }
@@ -221,7 +222,8 @@ func (l *nativeLedger) took(pid uint32, file bool) {
 		switch {
 		case (file || l.filed[id]) && c.find(is) < 0:
 			c.half(is, "a saved file had restored it")
-		case (l.blind || l.young(id)) && c.captured < len(c.versions)-1 && c.find(is) < 0: // canaryd knows neither commit
+		case c.find(is) >= 0:
+		case l.blind && l.young(id), (l.blind || l.young(id) || len(l.harmed[id]) > 0) && c.captured < len(c.versions)-1:
 			c.half(is, "it was flushed before canaryd knew it")
 		}
 		switch {
@@ -262,6 +264,7 @@ func (l *nativeLedger) goBlind(is bool) {
 	if l.blind = is; !is {
 		return
 	}
+	l.wasBlind = true
 	for _, parts := range l.chapters {
 		for _, c := range parts {
 			if c.captured < len(c.versions)-1 {
@@ -284,7 +287,7 @@ func (l *nativeLedger) canaryd() {
 		if i < 0 && strings.HasPrefix(p, "set ") {
 			i = l.without(id, c, is)
 		}
-		newer := was == c.newest() && before[id] != nil && c.excused != notHeard && (was != "{}" || c.excused == "")
+		newer := was == c.newest() && before[id] != nil && (c.excused == "" || !l.wasBlind) && (was != "{}" || c.excused == "")
 		l.heal(id, p, is)
 		switch {
 		case i == newest:
@@ -292,6 +295,8 @@ func (l *nativeLedger) canaryd() {
 			l.excuses["a rule is refused"]++
 		case c.excused == halfWritten:
 			l.excuses[halfWritten]++
+		case i < 0 && l.filed[id] && strings.HasPrefix(p, "set "): // elements of the file and of the replay
+			l.excuses["a saved file had restored it"]++
 		case i < 0 && c.halves[is] != "":
 			l.excuses[c.halves[is]]++
 		case i < 0:
@@ -344,6 +349,7 @@ func (l *nativeLedger) partly(c *nativeChapter, text string) bool {
 // capture notes that canaryd claims to know everything.
 func (l *nativeLedger) capture() {
 	clear(l.outage)
+	l.wasBlind = l.blind
 	for id, parts := range l.chapters {
 		now := partsOf(l.last[id])
 		for p, c := range parts {
@@ -354,6 +360,8 @@ func (l *nativeLedger) capture() {
 			i := c.find(is)
 			if c.captured = i; i == len(c.versions)-1 {
 				c.excused = ""
+			} else {
+				c.excuse("it differed at the last rest")
 			}
 		}
 	}

@@ -20,14 +20,16 @@ func (t *nativeTable) onlyTook(deed nativeDeed) bool {
 
 // takersOf returns the processes that took a table's lost parts, for the record. That is the
 // author of the last commit that deleted it. Else these are the authors of commits that only
-// took something, or made the table dormant. If the table was made again and then emptied, the
-// commit that made it took nothing. Missed commits and unknown processes are left out.
+// took something, or made the table dormant. A commit that made the table again counts only if
+// that replaced it. Missed commits and unknown processes are left out.
 func (d *Daemon) takersOf(t *nativeTable) (by []watch.Writer) {
 	var taken []nft.Commit
 	for _, deed := range t.deeds {
 		switch {
-		case deed.Deleted && deed.Made != 0 && t.finding.Verdict == native.Emptied:
-			taken = nil
+		case deed.Deleted && deed.Made != 0 && t.finding.Verdict != native.Replaced:
+			if t.finding.Verdict == native.Emptied { // later commits took its rules
+				taken = nil
+			}
 		case deed.Deleted:
 			taken = []nft.Commit{deed.commit}
 		case t.finding.Verdict == native.Emptied && t.onlyTook(deed),
