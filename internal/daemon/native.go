@@ -122,6 +122,9 @@ type nativeTable struct {
 	// deeds are the deeds of commits since then; missed: some of these were not heard of.
 	deeds  []nativeDeed
 	missed bool
+	// unheard: commits since then or since canaryd's last write were missed. Unlike missed it lasts
+	// until the table is learned, because a lost part may have gone with them.
+	unheard bool
 	// wroteAt is the genid of canaryd's last write of it since then; 0: there was none.
 	wroteAt uint32
 	// removed are chains that its owner deleted while parts of it were lost.

@@ -287,7 +287,7 @@ func (d *Daemon) wroteNative(st *state, plan nativePlan, done []native.Repair, a
 	st.native.loss.written = at
 	for _, repair := range done {
 		t := st.native.tables[repair.Want.ID]
-		t.replayed, t.wroteAt = true, nft.Following(plan.seen.Genid)
+		t.replayed, t.wroteAt, t.unheard = true, nft.Following(plan.seen.Genid), false
 	}
 	st.native.planted(plan.witnesses)
 }

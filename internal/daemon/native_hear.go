@@ -39,7 +39,7 @@ func (d *Daemon) hearNative(ctx context.Context, st *state, genid uint32) error 
 	if missed {
 		r.all, r.wrote = true, now
 		for _, t := range r.tables {
-			t.deeds, t.missed = nil, true
+			t.deeds, t.missed, t.unheard = nil, true, true
 			t.touch(since, now, true)
 		}
 		klog.FromContext(ctx).V(1).Info("Commits to nf_tables were missed; each native table is read")
@@ -106,7 +106,7 @@ func (d *Daemon) takeDeed(ctx context.Context, st *state, id tableid.TableID, de
 		t.deeds = nil
 	}
 	if len(t.deeds) >= deedsKept {
-		t.deeds, t.missed = nil, true
+		t.deeds, t.missed, t.unheard = nil, true, true
 	}
 	if !deed.Deleted || deed.Made != 0 {
 		t.wrote = d.heardAt(deed.commit, time.Now())

@@ -137,7 +137,7 @@ func (d *Daemon) adopt(ctx context.Context, st *state, now nativeLearned) {
 	t.read, t.leftAt = now.read, now.LeftAt
 	t.finding, t.old = native.Finding{Verdict: native.Intact, Why: "its content is the same"}, false
 	t.accept, t.reportAt, t.inForce = false, time.Time{}, ""
-	t.wroteAt, t.removed = 0, nil
+	t.wroteAt, t.unheard, t.removed = 0, false, nil
 	t.witness = r.witness[now.id.Family].Nonce
 	t.rest(r.all)
 	for _, deed := range later {

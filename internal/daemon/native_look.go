@@ -377,7 +377,7 @@ func (d *Daemon) judgeNative(id tableid.TableID, t *nativeTable, seen nativeSigh
 			t.foundAs = seen.digestOf(id)
 		}
 	}()
-	e := native.Evidence{Was: t.want, Now: seen.Tables[id], Unread: t.out != nil, Used: seen.used, Missed: t.missed || t.old || t.finding.Open(), Habits: owners.HabitsOf(id)}
+	e := native.Evidence{Was: t.want, Now: seen.Tables[id], Unread: t.out != nil, Used: seen.used, Missed: t.missed || t.unheard || t.old || t.finding.Open(), Habits: owners.HabitsOf(id)}
 	if e.Now == nil && e.Unread && t.finding.Verdict == native.TableDeleted {
 		return t.finding
 	}

@@ -140,7 +140,7 @@ func (d *Daemon) recallNative(ctx context.Context, st *state) {
 			r.overLimit++
 			continue
 		}
-		t := &nativeTable{heldFor: s.HeldFor, want: g.Table, witness: s.Witness, digest: g.Table.Digest(), missed: true, old: age > d.cfg.MaxStoredAge,
+		t := &nativeTable{heldFor: s.HeldFor, want: g.Table, witness: s.Witness, digest: g.Table.Digest(), missed: true, unheard: true, old: age > d.cfg.MaxStoredAge,
 			made: g.Made, captured: g.Captured, read: now.Add(-(d.cfg.Uptime() - g.Read)), wrote: now}
 		t.leftAt = t.read
 		t.policies.Known, t.inForce = s.Policies, s.InForce
@@ -152,7 +152,7 @@ func (d *Daemon) recallNative(ctx context.Context, st *state) {
 	}
 	for _, s := range stored.LeftOut {
 		if r.tables[s.ID] == nil && d.cfg.Native.Protects(s.ID) {
-			t := &nativeTable{want: &native.Table{ID: s.ID, Handle: s.Handle}, out: &nativeLeftOut{probe: now}, wrote: now, missed: true, finding: s.Finding, heldFor: s.HeldFor}
+			t := &nativeTable{want: &native.Table{ID: s.ID, Handle: s.Handle}, out: &nativeLeftOut{probe: now}, wrote: now, missed: true, unheard: true, finding: s.Finding, heldFor: s.HeldFor}
 			r.tables[s.ID] = t
 			d.hold(st, t, s.Held)
 		}

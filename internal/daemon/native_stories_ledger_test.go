@@ -192,6 +192,17 @@ func (l *nativeLedger) heal(id tableid.TableID, part, is string) {
 // took notes a flush. file: it wrote older tables.
 func (l *nativeLedger) took(pid uint32, file bool) {
 	before := l.last
+	if file {
+		l.w.k.with(func() {
+			for id, t := range l.w.k.tables {
+				for p, is := range partsOf(t) {
+					if l.w.guards(id) && l.chapter(id, p).find(is) < 0 {
+						l.chapter(id, p).half(is, "a saved file had restored it")
+					}
+				}
+			}
+		})
+	}
 	defer func() {
 		for id := range l.chapters {
 			if l.last[id] != before[id] {
@@ -220,7 +231,7 @@ func (l *nativeLedger) took(pid uint32, file bool) {
 			c.excuse(unreached)
 		}
 		switch {
-		case (file || l.filed[id]) && c.find(is) < 0:
+		case l.filed[id] && c.find(is) < 0:
 			c.half(is, "a saved file had restored it")
 		case c.find(is) >= 0:
 		case l.blind && l.young(id), (l.blind || l.young(id) || len(l.harmed[id]) > 0) && c.captured < len(c.versions)-1:
