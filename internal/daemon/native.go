@@ -135,7 +135,10 @@ type nativeTable struct {
 	// wrote is when the last commit that did not delete it was noted, or when it was first seen.
 	wrote   time.Time
 	finding native.Finding
-	foundAs native.Digest // of the content that was found lost last
+	// foundAs is the digest of the content that was found lost last, and foundAt the genid of the
+	// read that showed it first.
+	foundAs native.Digest
+	foundAt uint32
 	// old: it was stored too long ago to be put back unasked.
 	old bool
 	// proxyAway: when it was found deleted alone, kube-proxy was not at work in iptables mode.

@@ -49,7 +49,7 @@ func (d *Daemon) learnBefore(ctx context.Context, st *state, c native.Commit) {
 		switch {
 		case t == nil || t.want == nil || t.out != nil || t.missed || t.old || t.accept || t.dirty.IsZero():
 			continue
-		case t.lost() && !d.remadeByOwner(id, t, before.Genid):
+		case t.lost() && !t.remade(before.Genid):
 			t.noteRemoved(before.Table, d.deedsUpTo(id, t, before.Genid))
 			continue
 		case !nft.Newer(before.Genid, t.genid) || before.Table == t.want:
@@ -100,12 +100,12 @@ func (t *nativeTable) noteRemoved(now *native.Table, deeds []nativeDeed) {
 	t.removed = removed
 }
 
-// remadeByOwner reports whether the last commit until genid that made or deleted the table was its
-// owner's, and made it. Then a loss is over, although no read has shown that yet.
-func (d *Daemon) remadeByOwner(id tableid.TableID, t *nativeTable, genid uint32) (remade bool) {
-	for _, deed := range d.deedsUpTo(id, t, genid) {
-		if deed.Deleted || deed.Made != 0 {
-			remade = deed.Made != 0 && deed.By == native.Owner
+// remade reports whether the last commit until genid that made or deleted the table made it. Then a
+// loss may be over, although no read has shown that yet: the judge decides by the maker.
+func (t *nativeTable) remade(genid uint32) (remade bool) {
+	for _, deed := range t.deeds {
+		if !nft.Newer(deed.Genid, genid) && (deed.Deleted || deed.Made != 0) {
+			remade = deed.Made != 0
 		}
 	}
 	return remade

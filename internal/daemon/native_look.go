@@ -155,12 +155,12 @@ func (d *Daemon) readNativeToo(ctx context.Context, st *state) {
 }
 
 // finishRead plans the steps after a read of native tables. It charges the pace with the read's
-// time, unless the read was the first or found a loss. alarm: a possible flush caused the read.
+// pause, unless the read was the first or found a loss. alarm: a possible flush caused the read.
 func (r *nativeRealm) finishRead(end time.Time, seen nativeSight, alarm bool) {
 	first := !r.begun
 	r.begun = r.begun || seen.all
 	if !first && (r.loss == nil || r.loss.retry.At.After(end)) { // neither a start nor a loss is a busy owner's fault
-		r.pace.spend(end, seen.took, alarm)
+		r.pace.spend(end, seen.pause, alarm)
 	}
 	r.planReads(end)
 	if r.knowsAll() {
@@ -183,6 +183,7 @@ type nativeSight struct {
 	used     map[string]bool                    // of a probe
 	all      bool                               // every table was read
 	took     time.Duration
+	pause    time.Duration // no read follows sooner: see readPause
 }
 
 // digestOf returns the digest of a table's content; of no table it is zero.
@@ -254,7 +255,7 @@ func (r *nativeRealm) room(id tableid.TableID, named []tableid.TableID, fresh ma
 // them. It takes up new tables.
 func (d *Daemon) sightNative(ctx context.Context, st *state, read func(func(nft.Table) bool) (*native.Ruleset, error),
 	wanted func(tableid.TableID) bool) (nativeSight, error) {
-	r, start := &st.native, time.Now()
+	r, start, used := &st.native, time.Now(), d.cpu()
 	seen, every := nativeSight{findings: map[tableid.TableID]native.Finding{}}, true
 	judged := map[tableid.TableID]bool{} // as wanted now: later commits change that
 	for id, t := range r.tables {
@@ -266,6 +267,7 @@ func (d *Daemon) sightNative(ctx context.Context, st *state, read func(func(nft.
 	var err error
 	seen.Ruleset, err = read(choice.takes)
 	seen.took = time.Since(start)
+	seen.pause = d.readPause(seen.took, used)
 	if err == nil {
 		seen.all = r.all && every && !choice.passed
 		r.all, r.fresh = r.all && !seen.all, choice.passed // unless a later commit sets them
@@ -309,7 +311,11 @@ func (d *Daemon) sightNative(ctx context.Context, st *state, read func(func(nft.
 			if t.out != nil {
 				t.out.probe = time.Time{}
 			}
-			seen.findings[id] = d.inTurn(r, id, t, d.judgeNative(id, t, seen, stand))
+			f := d.judgeNative(id, t, seen, stand)
+			if nativestore.Lost(f.Verdict) && (!t.lost() || t.foundAs != seen.digestOf(id)) {
+				t.foundAs, t.foundAt = seen.digestOf(id), seen.Genid
+			}
+			seen.findings[id] = d.inTurn(r, id, t, f)
 		}
 	}
 	for id, now := range seen.Tables {
@@ -372,11 +378,6 @@ func (d *Daemon) judgeNative(id tableid.TableID, t *nativeTable, seen nativeSigh
 	if t.lost() && t.finding.Remedy != native.NoRemedy && (t.dirty.IsZero() || t.missed) && t.foundAs == seen.digestOf(id) {
 		return t.finding // the evidence of a flush, such as a lost witness, may be gone by now
 	}
-	defer func() {
-		if nativestore.Lost(f.Verdict) {
-			t.foundAs = seen.digestOf(id)
-		}
-	}()
 	e := native.Evidence{Was: t.want, Now: seen.Tables[id], Unread: t.out != nil, Used: seen.used, Missed: t.missed || t.unheard || t.old || t.finding.Open(), Habits: owners.HabitsOf(id)}
 	if e.Now == nil && e.Unread && t.finding.Verdict == native.TableDeleted {
 		return t.finding

@@ -41,12 +41,11 @@ func (p *nativePace) allows(t *nativeTable, now time.Time) bool {
 	return t.urgent && !now.Before(p.alarmAt()) || !now.Before(p.ready)
 }
 
-// spend notes a read that showed no loss: the next ones wait for nine times its duration.
-// alarm: a possible flush caused the read.
-func (p *nativePace) spend(end time.Time, took time.Duration, alarm bool) {
-	p.ready = end.Add(readShare * took)
+// spend notes a read that showed no loss, and its pause. alarm: a possible flush caused the read.
+func (p *nativePace) spend(end time.Time, pause time.Duration, alarm bool) {
+	p.ready = end.Add(pause)
 	if alarm {
-		p.last = readShare * took
+		p.last = pause
 		p.quiet = pace.Latest(p.quiet, end).Add(p.last)
 	}
 }

@@ -63,13 +63,20 @@ func (d *Daemon) loseNative(st *state, id tableid.TableID) (known bool) {
 func (d *Daemon) newNativeRecord(st *state, t *nativeTable) api.Flush {
 	now := time.Now()
 	at := cmp.Or(d.takenSince(t), t.dirty, now)
-	record := api.Flush{ID: st.newFlushID(at), Time: at, NoticedSeconds: now.Sub(at).Seconds(), Outcome: api.Pending}
+	record := api.Flush{ID: st.newFlushID(at), Outcome: api.Pending}
+	st.beganAt(&record, at, now)
+	return record
+}
+
+// beganAt notes in a record of native tables when its loss began, and when that was noticed.
+func (st *state) beganAt(record *api.Flush, at, noticed time.Time) {
+	record.Time, record.NoticedSeconds = at, noticed.Sub(at).Seconds()
+	record.LastInForce, record.Stalled = time.Time{}, false
 	if !st.native.begun {
 		record.LastInForce = st.native.disk.lastRun
 	} else if stalled, found := st.native.stalls.at(at); found {
 		record.LastInForce, record.Stalled = stalled.begin, true
 	}
-	return record
 }
 
 // takenSince returns the first evidence of the commit that deleted the table, or else of the
@@ -161,8 +168,7 @@ func (d *Daemon) addNativeLoss(st *state, r *api.Flush, id tableid.TableID) {
 	r.Lost.Unread = r.Lost.Unread || loss.Unread
 	loss.Parts, loss.More = lostParts(t)
 	if since := d.takenSince(t); !since.IsZero() && since.Before(r.Time) { // it could not be read until now
-		r.NoticedSeconds += r.Time.Sub(since).Seconds()
-		r.Time = since
+		st.beganAt(r, since, r.Time.Add(time.Duration(r.NoticedSeconds*float64(time.Second))))
 	}
 	loss.By = flushes.Accuse(r, d.takersOf(t))
 	r.CulpritsMissed = r.CulpritsMissed || t.missed && len(loss.By) > 0

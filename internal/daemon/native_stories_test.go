@@ -537,7 +537,7 @@ func nativeStoryInBubble(t *testing.T, seed uint64, mutant bool) storyResult {
 		w.ledger.wrote(o, partsOf(o.wanted()), false)
 	}
 	w.fake = loadedFake(t, iptables.NFT)
-	w.setup = setup{deaf: true, guarded: w.k, interposed: &storyKernel{w.k, w}, kernel: &storyTables{w.fake, w}}
+	w.setup = setup{deaf: true, cpu: func() time.Duration { return 0 }, guarded: w.k, interposed: &storyKernel{w.k, w}, kernel: &storyTables{w.fake, w}}
 	if seed%4 == 0 {
 		dir := t.TempDir()
 		w.setup.nativeStore = nativestore.New(dir, nativestore.Identity{BootID: "b", NetNS: "n", Release: "6.18"})
