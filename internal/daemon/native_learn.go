@@ -100,11 +100,13 @@ func (t *nativeTable) noteRemoved(now *native.Table, deeds []nativeDeed) {
 	t.removed = removed
 }
 
-// remade reports whether the last commit until genid that made or deleted the table made it. Then a
+// remade reports whether the table was made or written last, and not deleted, until genid. Then a
 // loss may be over, although no read has shown that yet: the judge decides by the maker.
-func (t *nativeTable) remade(genid uint32) (remade bool) {
+func (t *nativeTable) remade(genid uint32) bool {
+	remade := t.wroteAt != 0 // by canaryd
 	for _, deed := range t.deeds {
-		if !nft.Newer(deed.Genid, genid) && (deed.Deleted || deed.Made != 0) {
+		later := t.wroteAt == 0 || nft.Newer(deed.Genid, t.wroteAt)
+		if later && !nft.Newer(deed.Genid, genid) && (deed.Deleted || deed.Made != 0) {
 			remade = deed.Made != 0
 		}
 	}

@@ -157,6 +157,9 @@ func (l *nativeLedger) wrote(o *nativeOwner, touched map[string]string, half boo
 	now := partsOf(l.last[o.id])
 	for p, text := range touched { // a set with a part of its elements leads to a part of the chains
 		half = half || text != absent && now[p] != text
+		if _, has := now[p]; has && text == absent {
+			l.chapter(o.id, p).excuse("its owner listed the table before canaryd put it back")
+		}
 	}
 	for p, c := range l.chapters[o.id] {
 		if half {

@@ -355,7 +355,7 @@ func (e *Evidence) tookSet(name string, named func() bool) loss {
 func (e *Evidence) replacedSet(name string) bool {
 	d := e.last(func(d *Deed) int { return d.Elements[name] })
 	was, now := e.Was.setsByName()[name], e.Now.setsByName()[name]
-	if d == nil || !was.merges(now) || d.Elements[name] < len(was.Elements) {
+	if d == nil || !was.merges(now) || d.Elements[name] < len(was.Elements) || e.rewritten(d) {
 		return false
 	}
 	if is, certain := e.foreign(d); certain {
@@ -363,6 +363,15 @@ func (e *Evidence) replacedSet(name string) bool {
 	}
 	// An owner also takes the rules of the elements' chains, or it changes the elements' values.
 	return e.Habits.Set(name) == owners.Keeps && len(d.Elements) == 1 && len(d.Rules) == 0 && d.Lost == 0
+}
+
+// rewritten reports whether the owner has rewritten a base chain in a commit after d. Then it has
+// written its whole table, as in a full sync of kube-proxy, and nothing of a set is missing.
+func (e *Evidence) rewritten(d *Deed) bool {
+	later := e.Deeds[slices.Index(e.Deeds, d)+1:]
+	return slices.ContainsFunc(later, func(d *Deed) bool {
+		return d.By == Owner && d.New > 0 && slices.ContainsFunc(e.Was.Chains, func(c Chain) bool { return c.Base && d.Rules[c.Name] > 0 })
+	})
 }
 
 // foreign reports whether a commit that emptied a part is not its owner's, and whether the
