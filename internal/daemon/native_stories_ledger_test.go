@@ -329,8 +329,8 @@ func (l *nativeLedger) canaryd() {
 	})
 }
 
-// without returns the newest version of a set that has these elements and, besides, only elements
-// of services that the owner has removed; -1 if there is none. A replay leaves such elements out.
+// without returns the newest version of a set that has these elements; -1 if there is none. Its
+// other elements may only be of services that the owner has removed: a replay leaves these out.
 func (l *nativeLedger) without(id tableid.TableID, c *nativeChapter, is string) int {
 	elements := func(text string) []string {
 		return strings.FieldsFunc(strings.Trim(text, "{}"), func(r rune) bool { return r == ',' || r == ' ' })

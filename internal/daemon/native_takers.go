@@ -21,8 +21,8 @@ func (t *nativeTable) onlyTook(deed nativeDeed) bool {
 // takersOf returns the processes that took a table's lost parts, for the record. That is the
 // author of the last commit that deleted it. Else these are the authors of commits that only
 // took something, or made the table dormant. A commit that made the table again counts only if
-// that replaced it. Missed commits, unknown processes, and commits since the table was found lost are
-// left out.
+// that replaced it. Missed commits, unknown processes, and commits since the table was found lost
+// are left out.
 func (d *Daemon) takersOf(t *nativeTable) (by []watch.Writer) {
 	var taken []nft.Commit
 	for _, deed := range t.deeds {

@@ -152,8 +152,8 @@ func (k *Kernel) Subscribe() (*nft.Subscription, error) {
 func (k *Kernel) Port() uint32 { return k.port }
 
 // Mute makes transactions from that netlink address count as the Kernel's own, and keeps their
-// changes out of the sockets that follow the tables: the standby's writes are large, and concern no
-// other table. It replaces the address of an earlier call; 0 is none. The next read applies it.
+// changes out of the sockets that follow the tables. The standby's writes are large, and concern no
+// other table. Mute replaces the address of an earlier call; 0 is none. The next read applies it.
 func (k *Kernel) Mute(port uint32) { k.muted.Store(port) }
 
 // Muted returns the address of the last Mute, for nft.OpenEvents.

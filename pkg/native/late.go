@@ -20,8 +20,8 @@ type LateKernel struct {
 }
 
 // NewLateKernel returns a LateKernel that is not open yet. It sends transactions from the netlink
-// address port. own reports whether a commit with that address and process is canaryd's own, and
-// muted is the address of the standby, whose changes it need not hear (nft.OpenEvents).
+// address port. own reports whether a commit with that address and process is canaryd's own. muted
+// returns the address of the standby, whose changes it need not hear (nft.OpenEvents).
 // most is the size of all tables that it keeps, in rules of usual length; 0: no limit. Above it
 // the largest tables are left out (Ruleset.LeftOut).
 func NewLateKernel(port uint32, own func(port, pid uint32) bool, muted func() uint32, most int) *LateKernel {
