@@ -27,7 +27,7 @@ type BaselineReply struct {
 	// Present is the generation that ought to be in force; it was compared with the baseline.
 	Present Generation `json:"present"`
 	// NativeTables counts the guarded native tables, and Generations has the IDs of Present and of
-	// each of these. To confirm exactly what was compared, name all of them.
+	// each of these. To confirm exactly the compared rules, name all of them.
 	NativeTables int      `json:"nativeTables,omitempty"`
 	Generations  []string `json:"generations,omitempty"`
 	// Changes are the chains and other parts that differ: native tables that the baseline lacks and

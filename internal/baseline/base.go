@@ -65,7 +65,7 @@ type change struct {
 	rules  int  // of a whole table that the Base lacks
 }
 
-// wholeTable is the kind of a change that stands for a whole native table.
+// wholeTable is the kind of a change of a whole native table.
 const wholeTable = "table"
 
 // A Content is everything that ought to be in force.

@@ -17,7 +17,7 @@ type nftWrite struct {
 	pieces []*piece
 }
 
-// A piece is the write of one copy, or of a part of one that is being built.
+// A piece is the write of one copy, or of a part of a copy that is being built.
 type piece struct {
 	id    tableid.TableID
 	copy  *standby.Copy

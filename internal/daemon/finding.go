@@ -38,7 +38,7 @@ type tableState struct {
 	missing     []missing
 	missingSaid time.Time // when the log said so last
 	policies    accepted.Policies
-	// doubted has the chains of which keepDoubted keeps the former rules, and the times since
+	// doubted has the chains whose former rules keepDoubted keeps, and the times since
 	// when they lack some.
 	doubted map[string]time.Time
 	// settled is the last read whose whole content the generation has.

@@ -171,7 +171,7 @@ func TestPoisonedGeneration(t *testing.T) {
 			n.flush()
 			n.after(10 * time.Second)
 			if !n.back() {
-				t.Errorf("%s: what was learned is not back", when)
+				t.Errorf("%s: the learned rules are not back", when)
 			}
 			record := n.records(seen)[0]
 			not := record.NotInBaseline

@@ -125,8 +125,8 @@ func (d *Daemon) makeDrillTables(ctx context.Context, st *state) error {
 	return nil
 }
 
-// sameCounts reports whether two tables have as much of everything. The kernel adds attributes to
-// those that it was given.
+// sameCounts reports whether two tables have as much of everything. The kernel adds attributes of
+// its own.
 func sameCounts(a, b *native.Table) bool {
 	chains, rules, elements := a.Counts()
 	c, r, e := b.Counts()

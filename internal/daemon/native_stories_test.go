@@ -395,7 +395,7 @@ func (s *storySession) Restore(ctx context.Context, payloads ...iptables.Payload
 	return s.Session.Restore(ctx, payloads...)
 }
 
-// A nativeFlusher takes what others wrote.
+// A nativeFlusher takes the rules of others.
 type nativeFlusher struct {
 	saved   map[tableid.TableID]*native.Table
 	pending []func(w *nativeStory) string
@@ -467,8 +467,8 @@ func (f *nativeFlusher) act(w *nativeStory) string {
 	}
 }
 
-// identify makes the flusher the process of the next commits: a shell's, a unit's, or one that
-// ended before it could be read.
+// identify makes the flusher the process of the next commits: a shell's, a unit's, or a
+// process that ended before it could be read.
 func (w *nativeStory) identify(pid uint32, command string) string {
 	switch w.rng.IntN(3) {
 	case 0:

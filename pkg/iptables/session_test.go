@@ -319,7 +319,7 @@ func TestRestoreTextCommits(t *testing.T) {
 		want    uint32
 	}{
 		{"no table", nil, 0},
-		{"a table of which nothing is said", scriptsOf(t, "*nat\nCOMMIT\n"), 0},
+		{"a table without a change", scriptsOf(t, "*nat\nCOMMIT\n"), 0},
 		{"two tables", scriptsOf(t, payload), 2},
 		{"one of two", scriptsOf(t, "*nat\nCOMMIT\n*filter\n:INPUT ACCEPT\n-A INPUT\nCOMMIT\n"), 1},
 		{"a declaration alone", scriptsOf(t, "*nat\n:X - [0:0]\nCOMMIT\n"), 1},

@@ -16,7 +16,7 @@ type Extraction struct {
 	missing bool           // Section counts missing rules, too
 }
 
-// ExtractNext is Extract for a table of which last is an earlier Extraction. It looks only into
+// ExtractNext is Extract for a table whose earlier Extraction is last. It looks only into
 // chains whose rules are not the same memory as before. missing are rules that count as if
 // protected chains held them: a rule that cannot be put back still leads to a chain.
 func (p Protection) ExtractNext(last Extraction, t *Table, mark func(Rule) bool, missing []Rule) Extraction {

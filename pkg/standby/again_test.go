@@ -24,7 +24,7 @@ func shown(c *Copy) map[string][]string {
 }
 
 // TestATranslationOfChanges: owners change, add and delete chains. A translation that reads only
-// the changed chains must be the same as one that reads all.
+// the changed chains must be the same as a translation of all.
 func TestATranslationOfChanges(t *testing.T) {
 	for seed := range uint64(200) {
 		rnd, version := rand.New(rand.NewPCG(seed, 1)), uint64(0)

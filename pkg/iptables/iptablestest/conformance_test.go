@@ -137,7 +137,7 @@ func operations() []operation {
 		merge("comment without a text", "*nat", "-A OUTPUT -m comment --comment", "COMMIT"),
 		merge("two jumps", "*nat", "-A OUTPUT -j RETURN -j ACCEPT", "COMMIT"),
 		merge("address of the other family", "*nat", "-A OUTPUT -s fd00::1", "COMMIT"),
-		merge("address of nobody", "*nat", "-A OUTPUT -d 1.2.3.400", "COMMIT"),
+		merge("an impossible address", "*nat", "-A OUTPUT -d 1.2.3.400", "COMMIT"),
 		merge("flushed and deleted", "*security", "-N A", "-A A -j RETURN", "-F", "-X", "COMMIT"),
 		merge("drop in nat", "*nat", "-A OUTPUT -j DROP", "COMMIT"),
 		merge("policy drop in nat", "*nat", "-P OUTPUT DROP", "COMMIT"),
