@@ -3,14 +3,13 @@
 package baseline
 
 import (
-	"compress/gzip"
 	"encoding/json"
-	"io"
 	"os"
 	"runtime"
 	"testing"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -25,21 +24,9 @@ func TestMeasureNative(t *testing.T) {
 	if path == "" {
 		path = "../../hack/bench/heal/testdata/services-100.nft.gz"
 	}
-	file, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer file.Close()
-	unpacked, err := gzip.NewReader(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	text, err := io.ReadAll(unpacked)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := testkit.Unpacked(t, path)
 	nstest.Run(t, func(t *testing.T) {
-		nstest.CommandInput(t, string(text), "nft", "-f", "-")
+		nstest.CommandInput(t, text, "nft", "-f", "-")
 		conn, err := nft.Dial()
 		if err != nil {
 			t.Fatal(err)

@@ -1,8 +1,6 @@
 package conntrack_test
 
 import (
-	"compress/gzip"
-	"io"
 	"net/netip"
 	"os"
 	"regexp"
@@ -24,20 +22,7 @@ import (
 // them.
 func manyRules(t *testing.T) rules.Generation {
 	t.Helper()
-	file, err := os.Open("../../hack/bench/heal/testdata/services-5000.rules.gz")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer file.Close()
-	z, err := gzip.NewReader(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	text, err := io.ReadAll(z)
-	if err != nil {
-		t.Fatal(err)
-	}
-	all := string(text)
+	all := testkit.Unpacked(t, "../../hack/bench/heal/testdata/services-5000.rules.gz")
 	// Parse expects the address first, and with its length.
 	all = regexp.MustCompile(`(?m)^(-A \S+ )(.*) -d (\d+\.\d+\.\d+\.\d+) `).ReplaceAllString(all, "${1}-d $3/32 $2 ")
 	all = regexp.MustCompile(`(?m)^(-A \S+ -s \d+\.\d+\.\d+\.\d+) `).ReplaceAllString(all, "$1/32 ")

@@ -1,8 +1,6 @@
 package native_test
 
 import (
-	"compress/gzip"
-	"io"
 	"os"
 	"reflect"
 	"slices"
@@ -13,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -112,20 +111,7 @@ func sameRaw(t testing.TB, want, got *native.Ruleset) {
 func services(t *testing.T, path string) string {
 	t.Helper()
 	nstest.Need(t, path, exists(path))
-	file, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer file.Close()
-	unpacked, err := gzip.NewReader(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	text, err := io.ReadAll(unpacked)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(text)
+	return testkit.Unpacked(t, path)
 }
 
 func exists(path string) error {

@@ -1,9 +1,7 @@
 package reload
 
 import (
-	"compress/gzip"
 	"fmt"
-	"io"
 	"os"
 	"slices"
 	"strings"
@@ -21,16 +19,8 @@ const wholeAlways = 1 << 40
 // manyServices are kube-proxy's rules of 5,000 services, for both families.
 func manyServices(t testing.TB) rules.Generation {
 	t.Helper()
-	file, err := os.Open("../../hack/bench/heal/testdata/services-5000.rules.gz")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer file.Close()
-	unpacked, err := gzip.NewReader(file)
-	must(t, err)
-	text, err := io.ReadAll(unpacked)
-	must(t, err)
-	set := savefile.Tables(t, string(text))
+	text := testkit.Unpacked(t, "../../hack/bench/heal/testdata/services-5000.rules.gz")
+	set := savefile.Tables(t, text)
 	g := rules.Generation{}
 	for name, table := range set {
 		section := rules.Protection{Chain: func(chain string) bool { return strings.HasPrefix(chain, "KUBE-") }}.Extract(table, func(rules.Rule) bool { return false })

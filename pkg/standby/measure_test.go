@@ -3,9 +3,7 @@
 package standby_test
 
 import (
-	"compress/gzip"
 	"fmt"
-	"io"
 	"maps"
 	"os"
 	"runtime"
@@ -25,14 +23,7 @@ import (
 // natOf returns the nat table that kube-proxy wrote for count services.
 func natOf(t *testing.T, count int) string {
 	t.Helper()
-	file, err := os.Open(fmt.Sprintf("../../hack/bench/heal/testdata/services-%d.rules.gz", count))
-	must(t, err)
-	defer file.Close()
-	unpacked, err := gzip.NewReader(file)
-	must(t, err)
-	text, err := io.ReadAll(unpacked)
-	must(t, err)
-	return string(text)
+	return testkit.Unpacked(t, fmt.Sprintf("../../hack/bench/heal/testdata/services-%d.rules.gz", count))
 }
 
 // kernelMemory returns the machine's kernel memory of the kinds that rules use, in KiB.
@@ -70,14 +61,8 @@ func TestMeasureNative(t *testing.T) {
 	for _, size := range []int{100, 1000} {
 		t.Run(fmt.Sprintf("%d services", size), func(t *testing.T) {
 			nstest.Run(t, func(t *testing.T) {
-				file, err := os.Open(fmt.Sprintf("../../hack/bench/heal/testdata/services-%d.nft.gz", size))
-				must(t, err)
-				defer file.Close()
-				unpacked, err := gzip.NewReader(file)
-				must(t, err)
-				text, err := io.ReadAll(unpacked)
-				must(t, err)
-				nstest.CommandInput(t, string(text), "nft", "-f", "-")
+				text := testkit.Unpacked(t, fmt.Sprintf("../../hack/bench/heal/testdata/services-%d.nft.gz", size))
+				nstest.CommandInput(t, text, "nft", "-f", "-")
 				table := captured(t, dial(t), kubeProxy)
 				c, err := standby.TranslateNative(table, nil)
 				must(t, err)

@@ -1,18 +1,16 @@
 package standby_test
 
 import (
-	"compress/gzip"
 	"encoding/binary"
 	"errors"
-	"io"
 	"net/netip"
-	"os"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -144,14 +142,8 @@ func TestKubeProxysNativeTable(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedRoot(t)
 		nstest.NeedProgram(t, "nft")
-		file, err := os.Open("../../hack/bench/heal/testdata/services-100.nft.gz")
-		must(t, err)
-		defer file.Close()
-		unpacked, err := gzip.NewReader(file)
-		must(t, err)
-		text, err := io.ReadAll(unpacked)
-		must(t, err)
-		nstest.CommandInput(t, string(text), "nft", "-f", "-")
+		text := testkit.Unpacked(t, "../../hack/bench/heal/testdata/services-100.nft.gz")
+		nstest.CommandInput(t, text, "nft", "-f", "-")
 		conn := dial(t)
 		table := captured(t, conn, kubeProxy)
 		c, err := standby.TranslateNative(table, nil)

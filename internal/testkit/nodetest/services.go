@@ -1,11 +1,9 @@
 package nodetest
 
 import (
-	"compress/gzip"
 	"fmt"
-	"io"
-	"os"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 )
 
@@ -14,25 +12,12 @@ import (
 // measurements, by a path from a package in test.
 func (n *Node) Services(count int) string {
 	n.Helper()
-	return n.unpacked(fmt.Sprintf("../../hack/bench/heal/testdata/services-%d.rules.gz", count))
+	return testkit.Unpacked(n.T, fmt.Sprintf("../../hack/bench/heal/testdata/services-%d.rules.gz", count))
 }
 
 // LoadNative writes the tables that kube-proxy in nftables mode makes for 100, 1,000 or 5,000
 // services. Like Services it is for packages in test.
 func (n *Node) LoadNative(count int) {
 	n.Helper()
-	nstest.CommandInput(n.T, n.unpacked(fmt.Sprintf("../../hack/bench/heal/testdata/services-%d.nft.gz", count)), "nft", "-f", "-")
-}
-
-// unpacked returns a file's text.
-func (n *Node) unpacked(path string) string {
-	n.Helper()
-	file, err := os.Open(path)
-	n.Must(err)
-	defer file.Close()
-	text, err := gzip.NewReader(file)
-	n.Must(err)
-	all, err := io.ReadAll(text)
-	n.Must(err)
-	return string(all)
+	nstest.CommandInput(n.T, testkit.Unpacked(n.T, fmt.Sprintf("../../hack/bench/heal/testdata/services-%d.nft.gz", count)), "nft", "-f", "-")
 }
