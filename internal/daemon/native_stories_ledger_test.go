@@ -273,15 +273,15 @@ func (c *nativeChapter) half(text, why string) {
 }
 
 // goBlind notes that canaryd misses commits from now on: each version that it has not claimed may
-// be unknown to it.
+// be unknown to it, and each change of a young table.
 func (l *nativeLedger) goBlind(is bool) {
 	if l.blind = is; !is {
 		return
 	}
 	l.wasBlind = true
-	for _, parts := range l.chapters {
+	for id, parts := range l.chapters {
 		for _, c := range parts {
-			if c.captured < len(c.versions)-1 {
+			if c.captured < len(c.versions)-1 || l.young(id) {
 				c.excuse(notHeard)
 			}
 		}
