@@ -9,8 +9,11 @@ import (
 
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // A Baseline is the confirmed generation in a Status, with counts of its differences from the
@@ -193,14 +196,18 @@ func (s Status) LastSaved() time.Time {
 	return last
 }
 
-// A Quarantined is a quarantined rule of the generation, in a Status. Rule and Reason leave through
-// the control socket only.
+// A Quarantined is a quarantined rule of the generation, or a quarantined part of a native table,
+// in a Status. Rule and Reason leave through the control socket only.
 type Quarantined struct {
 	Family rules.Family    `json:"family"`
 	Table  rules.TableName `json:"table"`
-	Chain  string          `json:"chain"`
-	Rule   string          `json:"rule,omitempty"`
-	Reason string          `json:"reason,omitempty"`
+	Native bool            `json:"native,omitempty"` // the table is a native one
+	// Kind is the kind of a part that is no rule, such as "set element". Chain is then its own name,
+	// or that of its set, and Rule describes the part.
+	Kind   string `json:"kind,omitempty"`
+	Chain  string `json:"chain"`
+	Rule   string `json:"rule,omitempty"`
+	Reason string `json:"reason,omitempty"`
 	// Waits means that the rule is fine, but waits for a quarantined rule before it.
 	Waits bool `json:"waits,omitempty"`
 }
@@ -210,10 +217,36 @@ func QuarantinedOf(id rules.TableID, h reload.QuarantinedRule) Quarantined {
 	return Quarantined{Family: id.Family, Table: id.Name, Chain: h.Chain, Rule: h.Rule.Label(), Reason: h.Reason, Waits: h.Waits}
 }
 
+// HeldOf is QuarantinedOf for a part of a native table.
+func HeldOf(id tableid.TableID, h native.Held) Quarantined {
+	q := Quarantined{Family: id.Family, Table: id.Name, Native: true, Kind: h.Kind.String(), Chain: h.Name, Rule: h.Text, Reason: h.Why, Waits: h.Waits}
+	if rule, is := strings.CutPrefix(h.Text, "rule "+h.Name+" "); is && h.Kind == nft.Rules {
+		q.Kind, q.Rule = "", rule
+	}
+	return q
+}
+
+// TableName returns the table's name for people: "ipv4 nat", or "ip kube-proxy" of a native one.
+func (q Quarantined) TableName() string {
+	if q.Native {
+		return q.Family.Table(q.Table).NFT()
+	}
+	return q.Family.Table(q.Table).String()
+}
+
+// Part describes the part: "rule CHAIN ..." or "element SET ...".
+func (q Quarantined) Part() string {
+	if q.Kind != "" {
+		return q.Rule
+	}
+	return "rule " + q.Chain + " " + q.Rule
+}
+
 // A WaitingChain counts the rules of a chain that wait for the same reason.
 type WaitingChain struct {
 	Family rules.Family    `json:"family"`
 	Table  rules.TableName `json:"table"`
+	Native bool            `json:"native,omitempty"`
 	Chain  string          `json:"chain"`
 	Rules  int             `json:"rules"`
 	Reason string          `json:"reason,omitempty"`
@@ -228,7 +261,7 @@ func WaitingChains(list []Quarantined) []WaitingChain {
 		if !q.Waits {
 			continue
 		}
-		w := WaitingChain{Family: q.Family, Table: q.Table, Chain: q.Chain, Reason: q.Reason}
+		w := WaitingChain{Family: q.Family, Table: q.Table, Native: q.Native, Chain: q.Chain, Reason: q.Reason}
 		i, known := at[w]
 		if !known {
 			i, at[w] = len(chains), len(chains)
@@ -237,6 +270,13 @@ func WaitingChains(list []Quarantined) []WaitingChain {
 		chains[i].Rules++
 	}
 	return chains
+}
+
+// ShowQuarantined lists the first parts of list, and counts the rest.
+func (s *Status) ShowQuarantined(list []Quarantined) {
+	chains := WaitingChains(list)
+	s.Quarantined = list[:min(len(list), QuarantinedShown)]
+	s.QuarantinedMore, s.WaitingChains = len(list)-len(s.Quarantined), chains[:min(len(chains), QuarantinedShown)]
 }
 
 // A Refused is a declared rule that iptables or the kernel refuses, in a Status. Its table
@@ -361,7 +401,7 @@ func KeeperStates() []KeeperState {
 	return []KeeperState{KeeperKept, KeeperIdle, KeeperUnavailable, KeeperOff}
 }
 
-// QuarantinedShown is how many rules a Status lists; the metric counts all.
+// QuarantinedShown is how many parts, or chains with rules that wait, a Status lists.
 const QuarantinedShown = 100
 
 // A LeftOut is a chain that is not guarded, because there are more rules than canaryd keeps

@@ -241,9 +241,7 @@ func (d *Daemon) Dismiss(ctx context.Context) (api.DismissReply, error) {
 			reply.Flush = records[0].ID
 		}
 		reply.Policies = d.dismissPolicies(st)
-		reply.Quarantined, reply.Waiting = d.dismissQuarantined(ctx, st)
-		parts, waiting := d.dismissHeld(ctx, st)
-		reply.Quarantined, reply.Waiting = reply.Quarantined+parts, reply.Waiting+waiting
+		reply.Quarantined, reply.Waiting = d.dismissQuarantined(st)
 		return nil
 	})
 	return reply, err

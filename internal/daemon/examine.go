@@ -84,7 +84,7 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 	x.since = pace.Earliest(start, x.dirty)
 	x.digest, x.at, x.dirty = snapshot.Digest, start, time.Time{}
 	d.yieldToOwner(ctx, st, snapshot)
-	st.readmitReturned(snapshot)
+	st.quarantine.Saw(snapshot, time.Now())
 	d.judgeDecision(ctx, st, snapshot)
 	d.recallLate(st)
 	found := d.judge(ctx, st, f, snapshot, start)

@@ -258,16 +258,21 @@ func (d *Daemon) recovered(ctx context.Context, st *state, result reload.Result)
 		return
 	}
 	end := ended{tables: []string{l.hit.Text()}, outcome: l.recovery.outcome(result), back: l.recovery.provedAt(), attempts: l.attempts + 1}
-	if end.outcome.Done() && st.quarantines(l.hit) { // put there by an earlier try of the same loss
+	whole := false // all that it lacks was in quarantine before
+	switch lacks := st.quarantine.Lacks(l.record.ID); {
+	case end.outcome.Done() && lacks: // an earlier try of the same loss left it out
 		end.outcome = reload.Partial
+	case end.outcome == reload.Partial && !lacks:
+		whole, end.outcome = true, l.recovery.whole()
 	}
+	st.quarantine.End(l.record.ID, l.recovery.whole())
 	if l.record.Drill == api.DrillCanary && end.outcome.Done() {
 		end.outcome = api.Drilled
 	} else if end.outcome.Done() && l.ownersWrote() {
 		end.outcome = reload.Skipped
 	}
 	for _, fr := range result {
-		if fr.Err != nil { // rules that had to be left out
+		if fr.Err != nil && !whole { // rules that had to be left out
 			end.detail = fr.Err.Error()
 			st.flushLog(ctx).Error(fr.Err, "Not all of the rules could be put back", "flush", l.record.ID)
 		}
@@ -275,10 +280,7 @@ func (d *Daemon) recovered(ctx context.Context, st *state, result reload.Result)
 			end.written, end.kernel = fr.Written, fr.Kernel
 		}
 	}
-	d.logQuarantined(ctx, result)
-	if end.outcome == reload.Partial {
-		st.keepIncomplete(l)
-	}
+	d.logWeakened(ctx, result)
 	d.endLoss(ctx, st, st.flushLog(ctx), &l.answer, &end)
 	d.logDetours(ctx, st, l, result)
 }

@@ -27,7 +27,7 @@ func (r *rig) wantParts(want int) {
 		r.t.Fatalf("kube-proxy's table is not guarded: %+v", s.Native)
 	}
 	row := s.Native[i]
-	if row.QuarantinedParts != want || len(row.Quarantined) != want || (row.Verdict == canary.Partial) != (want > 0) {
+	if row.QuarantinedParts != want || len(s.Quarantined) != want || (row.Verdict == canary.Partial) != (want > 0) {
 		r.t.Fatalf("the row says %+v, want %d parts in quarantine", row, want)
 	}
 	if (s.Ready() != nil) != (want > 0) || want > 0 && !strings.Contains(s.Headline, "could not be put back") {
@@ -37,8 +37,8 @@ func (r *rig) wantParts(want int) {
 	if int(gauge) != want {
 		r.t.Errorf("canaryd_quarantined_rules is %v, want %d; of %v", gauge, want, r.metrics("quarantined_rules"))
 	}
-	for _, q := range s.Public().Native[i].Quarantined {
-		if q.Text != "" || q.Reason != "" {
+	for _, q := range s.Public().Quarantined {
+		if q.Rule != "" || q.Reason != "" || !q.Native {
 			r.t.Errorf("all may read %+v", q)
 		}
 	}
@@ -224,8 +224,8 @@ func TestANativeQuarantineSurvivesARestart(t *testing.T) {
 				r.after(time.Minute)
 				r.wantParts(1)
 				r.stop()
-				rows, err := store.CheckStored(k, func(tableid.TableID) bool { return true })
-				if err != nil || len(rows) != 1 || rows[0].Verdict != canary.Partial || rows[0].QuarantinedParts != 1 {
+				rows, parts, err := store.CheckStored(k, func(tableid.TableID) bool { return true })
+				if err != nil || len(rows) != 1 || rows[0].Verdict != canary.Partial || rows[0].QuarantinedParts != 1 || len(parts) != 1 {
 					t.Errorf("a check says %+v, %v", rows, err)
 				}
 				if flushed {

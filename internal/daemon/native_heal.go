@@ -334,12 +334,9 @@ func (d *Daemon) proveNative(ctx context.Context, st *state, read uint32, repair
 			continue
 		}
 		if repair.Repaired(proof.Tables[id], l.lacking) {
-			t := st.native.tables[id]
-			held := t.held
-			t.held = nil // its owner has decided nothing
-			d.adopt(ctx, st, seen.learned(id))
-			d.holdRefused(ctx, st, repair, held)
-			if !t.drill {
+			d.adopt(ctx, st, seen.written(id))
+			d.holdRefused(st, repair)
+			if !st.native.tables[id].drill {
 				back = append(back, repair.Want)
 			}
 			delete(l.unswept, id)

@@ -7,6 +7,7 @@ import (
 	"github.com/canaryd/canaryd/internal/culprit"
 	"github.com/canaryd/canaryd/internal/metrics"
 	"github.com/canaryd/canaryd/internal/pace"
+	"github.com/canaryd/canaryd/internal/quarantine"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -99,7 +100,7 @@ func (d *Daemon) takeWritten(ctx context.Context, st *state, id rules.TableID, t
 	}
 	if (tr.Proved || tr.Landed) && tr.Replayed { // else the missing rules would not be known
 		st.mean(id, tr, now)
-		d.setQuarantine(st, id, tr.Quarantined, tr.Section)
+		d.setQuarantine(st, id, tr.Quarantined, tr.Section, quarantine.Replay)
 	}
 	if !tr.Read || !judged {
 		return

@@ -59,16 +59,16 @@ func warningsOf(s api.Status, now time.Time) []pageWarning {
 	return list
 }
 
-// quarantineWarning returns a warning about iptables' rules that cannot be put back, with their
-// chains; none if there are none.
+// quarantineWarning returns a warning about rules and parts of native tables that cannot be put
+// back, with their chains; none if there are none.
 func quarantineWarning(s api.Status) []pageWarning {
-	n := len(s.Quarantined)
-	if n == 0 {
+	text := s.QuarantinedText()
+	if text == "" {
 		return nil
 	}
-	w := pageWarning{Name: "quarantine", Alert: "CanarydReplayPartial", Class: "bad", Title: api.Upper(api.CountText(n, api.QuarantinedShown, "rule")) + " cannot be put back.",
+	w := pageWarning{Name: "quarantine", Alert: "CanarydReplayPartial", Class: "bad", Title: api.Upper(text) + " cannot be put back.",
 		Text: "They are quarantined: the kernel refuses them, or lacks their dependencies. They are tried again; the rest of their tables is in force.", Command: "canaryd status"}
-	if n == 1 {
+	if len(s.Quarantined) == 1 && s.QuarantinedMore == 0 {
 		w.Text = "It is quarantined: the kernel refuses it, or lacks a dependency. It is tried again; the rest of its table is in force."
 	}
 	if len(s.WaitingChains) > 0 {
@@ -76,6 +76,9 @@ func quarantineWarning(s api.Status) []pageWarning {
 	}
 	for _, q := range s.Quarantined {
 		name := fmt.Sprintf("%s/%s/%s", q.Family, q.Table, q.Chain)
+		if q.Native {
+			name = api.TableCell(q.TableName() + "/" + q.Chain)
+		}
 		if !slices.Contains(w.Chains, name) && len(w.Chains) < 5 {
 			w.Chains = append(w.Chains, name)
 		}

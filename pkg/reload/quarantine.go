@@ -30,6 +30,9 @@ type QuarantinedRule struct {
 	// Waits means that the rule itself can be written. It waits for an earlier rule: without that
 	// rule it would meet packets that the complete rules keep from it.
 	Waits bool `json:"waits,omitempty"`
+	// Flush is the flush that took it, and Ends how its record ends at best. The daemon sets both.
+	Flush string `json:"flush,omitempty"`
+	Ends  string `json:"ends,omitempty"`
 }
 
 // A Quarantine holds the quarantined rules of each table. It is a value.
