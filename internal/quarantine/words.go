@@ -125,8 +125,9 @@ func (s *State) Status(to *api.Status) {
 		all = append(all, s.tables[id].parts(id)...)
 	}
 	missing, waiting := split(all)
+	var list []api.Quarantined
 	for _, p := range missing {
-		to.Quarantined = append(to.Quarantined, p.Quarantined)
+		list = append(list, p.Quarantined)
 	}
-	to.ShowQuarantined(append(to.Quarantined, waiting...))
+	to.ShowQuarantined(append(list, waiting...))
 }

@@ -74,6 +74,9 @@ func quarantineWarning(s api.Status) []pageWarning {
 	if len(s.WaitingChains) > 0 {
 		w.Text = "A rule that could not be put back decides which packets reach the rules behind it: they wait for it. The rest is in force."
 	}
+	if slices.ContainsFunc(s.Native, func(t api.NativeTable) bool { return t.LeftOut && t.QuarantinedParts > 0 }) {
+		w.Text += " Parts of a native table that is left out wait until it is not."
+	}
 	for _, q := range s.Quarantined {
 		name := fmt.Sprintf("%s/%s/%s", q.Family, q.Table, q.Chain)
 		if q.Native {
