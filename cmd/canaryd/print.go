@@ -153,7 +153,7 @@ func notGuardedText(s api.Status) string {
 	var text strings.Builder
 	for _, q := range s.Quarantined {
 		if !q.Waits {
-			fmt.Fprintf(&text, "quarantined: %s %s: %s (%s)\n", tableOf(q.Family, q.Table, q.Native), plain(q.Chain), plain(oneLine(q.Rule)), plain(oneLine(q.Reason)))
+			fmt.Fprintf(&text, "quarantined: %s: %s (%s)\n", q.TableName(), plain(oneLine(q.Part())), plain(oneLine(q.Reason)))
 		}
 	}
 	if s.QuarantinedMore > 0 {
@@ -164,7 +164,8 @@ func notGuardedText(s api.Status) string {
 		if w.Rules > 1 {
 			reason = strings.Replace(reason, "waits", "wait", 1)
 		}
-		fmt.Fprintf(&text, "waiting: %s %s: %s %s\n", tableOf(w.Family, w.Table, w.Native), plain(w.Chain), count(w.Rules, "rule"), plain(oneLine(reason)))
+		table := api.Quarantined{Family: w.Family, Table: w.Table, Native: w.Native}.TableName()
+		fmt.Fprintf(&text, "waiting: %s %s: %s %s\n", table, plain(w.Chain), count(w.Rules, "rule"), plain(oneLine(reason)))
 	}
 	for _, q := range s.Opaque {
 		fmt.Fprintf(&text, "not put back if it is lost: %s %s %s: %s (%s)\n", q.Family, q.Table, plain(q.Chain), plain(q.Rule), plain(oneLine(q.Reason)))
@@ -176,14 +177,6 @@ func notGuardedText(s api.Status) string {
 		fmt.Fprintf(&text, "NOT guarded: %s; --protect names them, and has to name the chain instead\n", plain(l.String()))
 	}
 	return text.String()
-}
-
-// tableOf returns the name of a table that may be a native one.
-func tableOf(f rules.Family, name rules.TableName, native bool) string {
-	if native {
-		return api.TableCell(f.Table(name).NFT())
-	}
-	return f.Table(name).String()
 }
 
 // ledToText names the chains of other owners that are guarded.

@@ -234,8 +234,20 @@ func (s Status) PartialCount() string { return s.partialCount(s.Tally()) }
 // are none and no table is partial. Health and the page begin their headline with it.
 func (s Status) partialCount(all Tally) string {
 	partial := func(v TableVerdict) bool { return v.Verdict == canary.Partial }
-	n, what := s.quarantined()
-	switch {
+	lines, parts, shown := 0, 0, math.MaxInt
+	for _, t := range s.Native {
+		parts += t.QuarantinedParts
+	}
+	for _, q := range s.Quarantined {
+		if !q.Native {
+			lines++
+		}
+	}
+	if s.QuarantinedMore > 0 {
+		shown = lines
+	}
+	what := joined(" and ", shownText(lines, shown, "rule"), nativeParts(parts))
+	switch n := lines + parts; {
 	case n == 0 && !slices.ContainsFunc(all.Lost, partial):
 		return ""
 	case n == 0:
@@ -245,29 +257,6 @@ func (s Status) partialCount(all Tally) string {
 	default:
 		return what + " were lost and could not be put back"
 	}
-}
-
-// QuarantinedText counts the quarantined rules and parts: "3 rules and one part of a native table".
-// It is "" if there are none.
-func (s Status) QuarantinedText() string {
-	_, text := s.quarantined()
-	return text
-}
-
-// quarantined counts the quarantined rules and parts, as a number and in words. Native tables have
-// the number of their parts; all others are rules of iptables' tables.
-func (s Status) quarantined() (n int, text string) {
-	parts, listed := 0, 0
-	for _, t := range s.Native {
-		parts += t.QuarantinedParts
-	}
-	for _, q := range s.Quarantined {
-		if q.Native {
-			listed++
-		}
-	}
-	lines := len(s.Quarantined) - listed + max(0, s.QuarantinedMore-(parts-listed))
-	return lines + parts, joined(" and ", shownText(lines, math.MaxInt, "rule"), nativeParts(parts))
 }
 
 // shownText is CountText, "" for 0. what is the noun in the singular; with shown items or more

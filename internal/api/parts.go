@@ -10,7 +10,6 @@ import (
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/native"
-	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/tableid"
@@ -202,8 +201,8 @@ type Quarantined struct {
 	Family rules.Family    `json:"family"`
 	Table  rules.TableName `json:"table"`
 	Native bool            `json:"native,omitempty"` // the table is a native one
-	// Kind is the kind of a part that is no rule, such as "set element". Chain is then its own name,
-	// or that of its set, and Rule describes the part.
+	// Kind is that of a native table's part, such as "rule" or "set element". Chain is its own name,
+	// or that of its chain or set, and Rule describes it.
 	Kind   string `json:"kind,omitempty"`
 	Chain  string `json:"chain"`
 	Rule   string `json:"rule,omitempty"`
@@ -219,24 +218,20 @@ func QuarantinedOf(id rules.TableID, h reload.QuarantinedRule) Quarantined {
 
 // HeldOf is QuarantinedOf for a part of a native table.
 func HeldOf(id tableid.TableID, h native.Held) Quarantined {
-	q := Quarantined{Family: id.Family, Table: id.Name, Native: true, Kind: h.Kind.String(), Chain: h.Name, Rule: h.Text, Reason: h.Why, Waits: h.Waits}
-	if rule, is := strings.CutPrefix(h.Text, "rule "+h.Name+" "); is && h.Kind == nft.Rules {
-		q.Kind, q.Rule = "", rule
-	}
-	return q
+	return Quarantined{Family: id.Family, Table: id.Name, Native: true, Kind: h.Kind.String(), Chain: h.Name, Rule: h.Text, Reason: h.Why, Waits: h.Waits}
 }
 
-// TableName returns the table's name for people: "ipv4 nat", or "ip kube-proxy" of a native one.
+// TableName returns the table's name for people: "ipv4 nat", or "ip kube-proxy" of a native table.
 func (q Quarantined) TableName() string {
 	if q.Native {
-		return q.Family.Table(q.Table).NFT()
+		return TableCell(q.Family.Table(q.Table).NFT())
 	}
 	return q.Family.Table(q.Table).String()
 }
 
 // Part describes the part: "rule CHAIN ..." or "element SET ...".
 func (q Quarantined) Part() string {
-	if q.Kind != "" {
+	if q.Native {
 		return q.Rule
 	}
 	return "rule " + q.Chain + " " + q.Rule

@@ -316,7 +316,6 @@ func (d *Daemon) Run(ctx context.Context) error {
 			d.takeLeftOut(ctx, st)
 			takeLedTo(ctx, st)
 			d.takeLeadsOut(ctx, st)
-			d.takeQuarantine(ctx, st)
 			d.closeUnanswered(ctx, st)
 			d.publish(st)
 		}

@@ -241,7 +241,7 @@ func (d *Daemon) Dismiss(ctx context.Context) (api.DismissReply, error) {
 			reply.Flush = records[0].ID
 		}
 		reply.Policies = d.dismissPolicies(st)
-		reply.Quarantined, reply.Waiting = d.dismissQuarantined(st)
+		reply.Quarantined, reply.Waiting = d.dismissQuarantined(ctx, st)
 		return nil
 	})
 	return reply, err

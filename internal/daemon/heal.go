@@ -258,21 +258,20 @@ func (d *Daemon) recovered(ctx context.Context, st *state, result reload.Result)
 		return
 	}
 	end := ended{tables: []string{l.hit.Text()}, outcome: l.recovery.outcome(result), back: l.recovery.provedAt(), attempts: l.attempts + 1}
-	whole := false // all that it lacks was in quarantine before
+	earlier := false // all that the tables lack was in quarantine before
 	switch lacks := st.quarantine.Lacks(l.record.ID); {
-	case end.outcome.Done() && lacks: // an earlier try of the same loss left it out
+	case lacks && end.outcome.Done(): // an earlier try of the same loss put it there
 		end.outcome = reload.Partial
-	case end.outcome == reload.Partial && !lacks:
-		whole, end.outcome = true, l.recovery.whole()
+	case !lacks && end.outcome == reload.Partial:
+		earlier, end.outcome = true, reload.Proved
 	}
-	st.quarantine.End(l.record.ID, l.recovery.whole())
 	if l.record.Drill == api.DrillCanary && end.outcome.Done() {
 		end.outcome = api.Drilled
 	} else if end.outcome.Done() && l.ownersWrote() {
 		end.outcome = reload.Skipped
 	}
 	for _, fr := range result {
-		if fr.Err != nil && !whole { // rules that had to be left out
+		if fr.Err != nil && !earlier { // rules that had to be left out
 			end.detail = fr.Err.Error()
 			st.flushLog(ctx).Error(fr.Err, "Not all of the rules could be put back", "flush", l.record.ID)
 		}

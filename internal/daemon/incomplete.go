@@ -14,8 +14,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// completeRecord ends a record that is partial: its last part is back, or its owner or an operator
-// has decided about it (outcome). A record that another loss keeps open ends with that.
+// completeRecord ends a record that is partial: its last part is back, its owner has decided about
+// it, or an operator accepts the loss. A record that another loss keeps open ends with that.
 func (d *Daemon) completeRecord(ctx context.Context, st *state, id string, outcome api.Outcome) {
 	for _, o := range st.openRecords() {
 		if o.record.ID == id && o.ended.outcome == reload.Partial {
@@ -28,11 +28,11 @@ func (d *Daemon) completeRecord(ctx context.Context, st *state, id string, outco
 		return
 	}
 	record := &st.journal[i]
-	said := "The last parts that a flush took, and canaryd could not put back, are no longer missed"
-	if record.Outcome = outcome; outcome.Done() {
-		record.Detail, said = "", "Nothing that a flush took is missing any more"
+	record.Outcome, record.Detail = outcome, ""
+	absent, said := flushes.EndAbsence(record, time.Now()), "Nothing that a flush took is missing any more"
+	if outcome == api.Dismissed {
+		said = lossAccepted
 	}
-	absent := flushes.EndAbsence(record, time.Now())
 	d.write(ctx, *record, nil)
 	severity.Notices(klog.FromContext(ctx)).Info(said, "flush", id, "outcome", outcome, flushes.AbsentKey(*record), absent.Round(10*time.Microsecond))
 }

@@ -218,11 +218,11 @@ func situations() map[string]situation {
 				Claims:     func(chain string) bool { return chain == "OPS" },
 			}, time.Now())
 		},
-		"empty the quarantine": func(_ *testing.T, d *Daemon, st *state, _ *iptablestest.Fake) {
+		"empty the quarantine": func(t *testing.T, d *Daemon, st *state, _ *iptablestest.Fake) {
 			id := rules.IPv4.Table(rules.Nat)
 			section := st.generation.learned.Generation[id]
-			d.setQuarantine(st, id, []reload.QuarantinedRule{{Chain: section.Chains[0].Name, Rule: section.Chains[0].Rules[0]}}, section, quarantine.Recall)
-			st.quarantine.Hurry(id, time.Now())
+			d.setQuarantine(t.Context(), st, id, []reload.QuarantinedRule{{Chain: section.Chains[0].Name, Rule: section.Chains[0].Rules[0]}}, nil, quarantine.Recall)
+			st.quarantine.Plan(id, time.Now())
 		},
 		"remove doubled jumps":                ipv4(func(fs *familyState) *time.Time { return &fs.undoubleAt }),
 		"remove what pods that are gone left": now(func(st *state) *time.Time { return &st.pods.RemoveAt }),
@@ -281,8 +281,8 @@ func situations() map[string]situation {
 			if table := st.native.tables[proxyTable]; table == nil || !r.Leave(native.Spot{Kind: nft.Rules, At: 1, In: 2}, "a test") {
 				t.Fatal("there is nothing to be held")
 			}
-			d.hold(st, proxyTable, r.Held(), nil, quarantine.Recall)
-			st.quarantine.Hurry(proxyTable, time.Now())
+			d.setQuarantine(t.Context(), st, proxyTable, nil, r.Held(), quarantine.Recall)
+			st.quarantine.Plan(proxyTable, time.Now())
 		},
 		"rehearse native tables": func(_ *testing.T, d *Daemon, st *state, _ *iptablestest.Fake) {
 			d.cfg.Native.Rehearse = func(*native.Table) error { return errNativeBroken }

@@ -25,7 +25,7 @@ func TestNativeQuarantine(t *testing.T) {
 		ends api.Outcome
 	}{
 		{"another rule", func(k *fakeNative) { k.sync(tableOf(proxyTable, "a", "new")) }, 1, tableOf(proxyTable, "a", "new"), reload.Partial},
-		{"its table", func(k *fakeNative) { k.again(tableOf(proxyTable, "a", "c")) }, 0, tableOf(proxyTable, "a", "c"), api.OwnersDecision},
+		{"its table", func(k *fakeNative) { k.again(tableOf(proxyTable, "a", "c")) }, 0, tableOf(proxyTable, "a", "c"), reload.Proved},
 		{"a file", func(k *fakeNative) { k.reload(tableOf(proxyTable, "old")) }, 1, tableOf(proxyTable, "a"), reload.Partial},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -44,10 +44,10 @@ func TestRulesThatWaitComeBackInTheirPlaces(t *testing.T) {
 		},
 		{
 			"it writes its chain without one of them", whole, []string{":CHAIN - [0:0]", "-A CHAIN " + orderFirst, "-A CHAIN " + orderOdd, "-A CHAIN " + orderThird},
-			[]string{orderFirst, orderOdd, orderThird}, 0, api.OwnersDecision,
+			[]string{orderFirst, orderOdd, orderThird}, 0, reload.Proved,
 		},
-		{"it writes another chain", whole, []string{":CHAIN - [0:0]", "-A CHAIN " + orderNew}, []string{orderNew}, 0, api.OwnersDecision},
-		{"it removes its chain", whole, []string{"-F CHAIN", "-D FORWARD -j CHAIN", "-X CHAIN"}, nil, 0, api.OwnersDecision},
+		{"it writes another chain", whole, []string{":CHAIN - [0:0]", "-A CHAIN " + orderNew}, []string{orderNew}, 0, reload.Proved},
+		{"it removes its chain", whole, []string{"-F CHAIN", "-D FORWARD -j CHAIN", "-X CHAIN"}, nil, 0, reload.Proved},
 		{"the owner of another rule adds one", piecewise, []string{"-A CHAIN " + orderNew}, []string{orderFirst, orderNew}, 3, reload.Partial},
 		{"the owner of another rule deletes it", piecewise, []string{"-D CHAIN " + orderFirst}, []string{}, 3, reload.Partial},
 		{"the owner of the rule puts it back", piecewise, []string{"-A CHAIN " + orderOdd}, all, 0, reload.Proved},

@@ -175,17 +175,11 @@ func (r recovery) outcome(result reload.Result) api.Outcome {
 	switch outcome := worst(result); {
 	case outcome != reload.Skipped || !r.replayed:
 		return outcome
-	default:
-		return r.whole()
-	}
-}
-
-// whole returns the outcome of a loss without a missing rule.
-func (r recovery) whole() api.Outcome {
-	if r.raced {
+	case r.raced:
 		return reload.Raced
+	default:
+		return reload.Proved
 	}
-	return reload.Proved
 }
 
 // provedAt returns when the last table that was hit was intact again. The record's absence ends

@@ -334,8 +334,10 @@ func (d *Daemon) proveNative(ctx context.Context, st *state, read uint32, repair
 			continue
 		}
 		if repair.Repaired(proof.Tables[id], l.lacking) {
-			d.adopt(ctx, st, seen.written(id))
-			d.holdRefused(st, repair)
+			now := seen.learned(id)
+			now.own = true
+			d.adopt(ctx, st, now)
+			d.holdRefused(ctx, st, repair)
 			if !st.native.tables[id].drill {
 				back = append(back, repair.Want)
 			}

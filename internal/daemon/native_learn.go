@@ -27,13 +27,6 @@ func (s nativeSight) learned(id tableid.TableID) nativeLearned {
 	return nativeLearned{id: id, Before: native.Before{Table: s.Tables[id], Digest: s.Digest(id), Genid: s.Genid, LeftAt: s.LeftAt(id)}, read: s.At}
 }
 
-// written is learned for the read that proves a write of canaryd.
-func (s nativeSight) written(id tableid.TableID) nativeLearned {
-	now := s.learned(id)
-	now.own = true
-	return now
-}
-
 // suspects reports whether a commit may have taken parts that are not its author's. The Kernel
 // calls it for each commit. The state of its tables before it is learned as soon as the commit
 // is heard of.
@@ -102,7 +95,7 @@ func (d *Daemon) adopt(ctx context.Context, st *state, now nativeLearned) {
 		t.returned(r.comings.log(ctx), now.Table)
 	}
 	if moved && !now.own {
-		d.holdOn(st, t, now)
+		d.holdOn(ctx, st, t, now)
 	}
 	d.followNativePolicies(st, t, now)
 	later := slices.DeleteFunc(slices.Clone(t.deeds), func(deed nativeDeed) bool { return !nft.Newer(deed.Genid, now.Genid) })

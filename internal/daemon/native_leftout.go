@@ -147,7 +147,7 @@ func (d *Daemon) leaveNativeOut(ctx context.Context, st *state, id tableid.Table
 	if r.tables[id] = left; t.out == nil {
 		severity.Warnings(r.comings.log(ctx)).Error(errNativeTooMany, "A native table is left out: it is NOT guarded", "table", id.NFT(), "sizeInRules", w.Units())
 	}
-	st.quarantine.Suspend(id)
+	st.quarantine.Plan(id, time.Time{})
 	if d.doubtHeld(ctx, st, left); t.out == nil && st.quarantine.Count(id) > 0 {
 		severity.Warnings(klog.FromContext(ctx)).Info("Parts in quarantine wait until their native table is not left out any more", "table", id.NFT(), "parts", st.quarantine.Count(id))
 		for _, flush := range st.quarantine.Flushes(id) {
@@ -166,7 +166,7 @@ func (d *Daemon) doubtHeld(ctx context.Context, st *state, t *nativeTable) {
 	})
 	if n := len(held) - len(still); n > 0 {
 		severity.Warnings(klog.FromContext(ctx)).Info("Parts in quarantine are given up", "table", t.want.ID.NFT(), "parts", n, "left", len(still), "because", takenWhileLeftOut)
-		d.hold(st, t.want.ID, still, nil, quarantine.GivenUp)
+		d.setQuarantine(ctx, st, t.want.ID, nil, still, quarantine.GivenUp)
 	}
 }
 

@@ -293,7 +293,7 @@ func (d *Daemon) sightNative(ctx context.Context, st *state, read func(func(nft.
 		if r.immune[id] = true; r.tables[id] != nil { // its owner has made it so
 			d.nativeBack(ctx, st, id, true)
 			delete(r.tables, id)
-			d.hold(st, id, nil, nil, quarantine.Owner)
+			d.setQuarantine(ctx, st, id, nil, nil, quarantine.Owner)
 			r.edition++
 		}
 	}
@@ -420,7 +420,7 @@ func (d *Daemon) adoptNative(ctx context.Context, st *state, id tableid.TableID,
 	}
 	d.ownerRemoved(&st.native, id, st.native.tables[id])
 	delete(st.native.tables, id)
-	d.hold(st, id, nil, nil, quarantine.Owner)
+	d.setQuarantine(ctx, st, id, nil, nil, quarantine.Owner)
 	st.native.edition++
 	st.native.disk.moved(time.Now())
 	severity.Notices(st.native.comings.log(ctx)).Info("A native table is no longer guarded", "table", id.NFT(), "because", f.Why)

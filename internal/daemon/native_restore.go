@@ -49,7 +49,7 @@ func (d *Daemon) restoreNative(ctx context.Context, st *state, dry bool) []api.N
 	}()
 	for id := range r.tables {
 		if !dry {
-			st.quarantine.Hurry(id, time.Now())
+			st.quarantine.Plan(id, time.Now())
 		}
 	}
 	asked := nativeAsked{wanted: map[tableid.TableID]*native.Table{}, back: map[tableid.TableID]api.Outcome{}, less: map[tableid.TableID]error{}, lacks: map[tableid.TableID]int{}}

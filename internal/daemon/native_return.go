@@ -100,7 +100,7 @@ func (d *Daemon) adoptReturned(ctx context.Context, st *state, id tableid.TableI
 	}
 	if done.Wrote {
 		r.tables[id].made = reload.MadeRestored
-		d.hold(st, id, done.Held, seen.Tables[id], quarantine.Replay)
+		d.setQuarantine(ctx, st, id, nil, done.Held, quarantine.Replay)
 	}
 	r.disk.changed(time.Now())
 }

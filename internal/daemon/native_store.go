@@ -149,14 +149,14 @@ func (d *Daemon) recallNative(ctx context.Context, st *state) {
 			t.finding.Verdict = s.Verdict
 		}
 		r.tables[g.Table.ID] = t
-		d.hold(st, g.Table.ID, s.Held, nil, quarantine.Recall)
+		d.setQuarantine(ctx, st, g.Table.ID, nil, s.Held, quarantine.Recall)
 	}
 	for _, s := range stored.LeftOut {
 		if r.tables[s.ID] == nil && d.cfg.Native.Protects(s.ID) {
 			t := &nativeTable{want: &native.Table{ID: s.ID, Handle: s.Handle}, out: &nativeLeftOut{probe: now}, wrote: now, missed: true, finding: s.Finding}
 			r.tables[s.ID] = t
-			d.hold(st, s.ID, s.Held, nil, quarantine.Recall)
-			st.quarantine.Suspend(s.ID)
+			d.setQuarantine(ctx, st, s.ID, nil, s.Held, quarantine.Recall)
+			st.quarantine.Plan(s.ID, time.Time{})
 		}
 	}
 	r.disk.kept = d.cfg.Native.Store.List()

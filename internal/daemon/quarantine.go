@@ -3,16 +3,16 @@ package daemon
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
-	"sync"
 	"time"
 
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/nativestore"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/quarantine"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/native"
@@ -22,70 +22,54 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// setQuarantine makes list the quarantined rules of one table of iptables; seen is the section of
-// the last read. If the open loss hit the table, new ones belong to its record.
-func (d *Daemon) setQuarantine(st *state, id rules.TableID, list []reload.QuarantinedRule, seen rules.Section, by quarantine.Cause) {
-	flush := ""
-	if st.loss != nil && st.loss.hit[id] != "" {
-		flush = st.loss.record.ID
-	}
-	standing := sync.OnceValue(func() func(reload.QuarantinedRule) bool { return reload.StandsIn(seen) })
-	st.quarantine.SetRules(id, list, by, flush, func(h reload.QuarantinedRule) bool { return standing()(h) })
-	st.disk.marksChanged(time.Now())
-}
-
-// hold makes held the quarantined parts of a native table, and returns how many are new. now is the
-// table by the last read; nil: it is gone. New parts belong to the record of the loss, or to that
-// with which the table waited.
-func (d *Daemon) hold(st *state, id tableid.TableID, held []native.Held, now *native.Table, by quarantine.Cause) (fresh int) {
-	r, flush := &st.native, ""
-	if len(held)+st.quarantine.Count(id) == 0 {
+// setQuarantine makes list or held the quarantined parts of a table. New ones belong to the record
+// of the loss that hit the table. A record ends with its last part.
+func (d *Daemon) setQuarantine(ctx context.Context, st *state, id tableid.TableID, list []reload.QuarantinedRule, held []native.Held, by quarantine.Cause) int {
+	if len(list)+len(held)+st.quarantine.Count(id) == 0 {
 		return 0
 	}
-	if w := r.waiting[id]; w != nil {
-		flush = w.ID
-	} else if r.loss != nil {
+	flush, r := "", &st.native
+	switch {
+	case st.loss != nil && st.loss.hit[id] != "":
+		flush = st.loss.record.ID
+	case r.waiting[id] != nil:
+		flush = r.waiting[id].ID
+	case r.loss != nil && r.loss.hit[id]:
 		flush = r.loss.record.ID
 	}
-	standing := sync.OnceValue(func() func(native.Held) bool { return now.Standing() })
+	fresh, ended := st.quarantine.Set(ctx, id, list, held, by, flush)
+	for _, flush := range ended {
+		switch by {
+		case quarantine.GivenUp:
+			d.explainPartial(ctx, st, flush, "parts of "+id.NFT()+" were given up: "+takenWhileLeftOut)
+		case quarantine.Operator:
+			d.completeRecord(ctx, st, flush, api.Dismissed)
+		default:
+			d.completeRecord(ctx, st, flush, reload.Proved)
+		}
+	}
+	st.disk.marksChanged(time.Now())
 	r.disk.changed(time.Now())
-	return st.quarantine.SetHeld(id, held, by, flush, func(h native.Held) bool { return now != nil && standing()(h) })
+	return fresh
 }
 
 // holdOn updates the quarantine after an owner has changed its native table. A table that the owner
 // made again, or a chain that it wrote again, counts as the owner's decision.
-func (d *Daemon) holdOn(st *state, t *nativeTable, now nativeLearned) {
-	held := st.quarantine.Held(now.id)
-	if len(held) == 0 {
-		return
-	}
+func (d *Daemon) holdOn(ctx context.Context, st *state, t *nativeTable, now nativeLearned) {
 	var still []native.Held
-	if t.want.Handle == now.Table.Handle {
+	if held := st.quarantine.Held(now.id); len(held) > 0 && t.want.Handle == now.Table.Handle {
 		_, _, still = now.Table.With(held)
 	}
-	d.hold(st, now.id, still, now.Table, quarantine.Owner)
+	d.setQuarantine(ctx, st, now.id, nil, still, quarantine.Owner)
 }
 
 // holdRefused puts the parts that a proved repair left out into quarantine, next to the earlier
 // ones. If there are any, the loss ends as partial.
-func (d *Daemon) holdRefused(st *state, repair native.Repair) {
+func (d *Daemon) holdRefused(ctx context.Context, st *state, repair native.Repair) {
 	id := repair.Want.ID
-	t := st.native.tables[id]
-	_, _, still := t.want.With(st.quarantine.Held(id))
-	if d.hold(st, id, slices.Concat(still, repair.Held()), t.want, quarantine.Replay) > 0 && st.native.loss != nil {
+	_, _, still := st.native.tables[id].want.With(st.quarantine.Held(id))
+	if d.setQuarantine(ctx, st, id, nil, slices.Concat(still, repair.Held()), quarantine.Replay) > 0 && st.native.loss != nil {
 		st.native.loss.partial = true
-	}
-}
-
-// takeQuarantine logs the changes of the quarantine, and ends the records of flushes that lack no
-// part any more. The loop calls it after each step.
-func (d *Daemon) takeQuarantine(ctx context.Context, st *state) {
-	for _, e := range st.quarantine.Take(ctx) {
-		if e.Outcome == reload.Partial {
-			d.explainPartial(ctx, st, e.Flush, fmt.Sprintf("parts of %s were given up: %s", e.Table.NFT(), takenWhileLeftOut))
-		} else {
-			d.completeRecord(ctx, st, e.Flush, e.Outcome)
-		}
 	}
 }
 
@@ -99,34 +83,36 @@ func (d *Daemon) logWeakened(ctx context.Context, result reload.Result) {
 	}
 }
 
-// readmitAt returns when quarantined parts are tried next. Those of a kind of table with an open loss
-// wait for its end.
-func readmitAt(st *state) time.Time { return st.quarantine.At(st.mayWrite(), mayWriteNative(st)) }
+// nextReadmission returns the table whose parts are tried next, and when. A kind of table with an open
+// loss waits for its end.
+func nextReadmission(st *state) (tableid.TableID, time.Time) {
+	return st.quarantine.Next(func(native bool) bool { return native && mayWriteNative(st) || !native && st.mayWrite() })
+}
 
-// readmit puts quarantined parts back as far as that is possible by now. The loop calls it after
-// pauses that grow, when a missing chain is back, and after a dismissal.
+func readmitAt(st *state) time.Time {
+	_, at := nextReadmission(st)
+	return at
+}
+
+// readmit puts quarantined parts of one table back as far as that is possible by now. The loop calls
+// it after pauses that grow, when a missing chain is back, and after a dismissal.
 func (d *Daemon) readmit(ctx context.Context, st *state) {
 	ctx, done := finishing(ctx)
 	defer done()
-	var families []rules.Family
-	for _, id := range st.quarantine.Due(st.mayWrite(), mayWriteNative(st), time.Now()) {
-		var err error
-		switch {
-		case len(st.quarantine.Held(id)) > 0:
-			err = d.readmitTable(ctx, st, id)
-		case !slices.Contains(families, id.Family):
-			families = append(families, id.Family)
-			err = d.readmitRules(ctx, st, id.Family)
-		}
-		if err != nil {
-			klog.FromContext(ctx).V(1).Info("Parts in quarantine could not be put back yet", "table", id.String(), "reason", err)
-		}
+	id, _ := nextReadmission(st)
+	st.quarantine.Tried(id, time.Now())
+	try := d.readmitRules
+	if len(st.quarantine.Held(id)) > 0 {
+		try = d.readmitTable
+	}
+	if err := try(ctx, st, id); err != nil {
+		klog.FromContext(ctx).V(1).Info("Parts in quarantine could not be put back yet", "table", id.String(), "reason", err)
 	}
 }
 
-// readmitRules is readmit for iptables' tables of one family.
-func (d *Daemon) readmitRules(ctx context.Context, st *state, family rules.Family) error {
-	job := d.job(st, family)
+// readmitRules is readmit for a table of iptables, and for the others of its family.
+func (d *Daemon) readmitRules(ctx context.Context, st *state, id tableid.TableID) error {
+	job := d.job(st, id.Family)
 	job.Interrupted = func() bool { return d.lostMore(ctx, st) }
 	result, err := d.replayer(ctx, st).Readmit(ctx, job)
 	for f, fr := range result {
@@ -143,29 +129,24 @@ func (d *Daemon) readmitRules(ctx context.Context, st *state, family rules.Famil
 
 // readmitTable is readmit for a native table. A part that the kernel still refuses costs no commit.
 // After an error, or a write without proof, a read judges the table, or the next try follows.
-func (d *Daemon) readmitTable(ctx context.Context, st *state, id tableid.TableID) error {
+func (d *Daemon) readmitTable(ctx context.Context, st *state, id tableid.TableID) (err error) {
 	r := &st.native
 	switch t := r.tables[id]; {
 	case t == nil:
-		d.hold(st, id, nil, nil, quarantine.Owner)
+		d.setQuarantine(ctx, st, id, nil, nil, quarantine.Owner)
 		return nil
 	case t.out != nil:
-		st.quarantine.Suspend(id)
+		st.quarantine.Plan(id, time.Time{})
 		return nil
 	case t.lost() || t.old:
 		return nil
 	}
-	defer func() { r.planReads(time.Now()) }()
-	err := d.readmitHeld(ctx, st, id)
-	if errors.Is(err, nft.ErrStale) || errors.Is(err, nft.ErrInterrupted) {
-		st.quarantine.Again(id, time.Now())
-	}
-	return err
-}
-
-// readmitHeld reads a native table, and writes and proves its quarantined parts.
-func (d *Daemon) readmitHeld(ctx context.Context, st *state, id tableid.TableID) error {
-	r := &st.native
+	defer func() {
+		if errors.Is(err, nft.ErrStale) || errors.Is(err, nft.ErrInterrupted) {
+			st.quarantine.Plan(id, time.Now().Add(pace.FirstTry))
+		}
+		r.planReads(time.Now())
+	}()
 	seen, err := d.sightNative(ctx, st, d.cfg.Native.Kernel.Follow, func(other tableid.TableID) bool { return other == id })
 	if err != nil {
 		return err
@@ -181,7 +162,7 @@ func (d *Daemon) readmitHeld(ctx context.Context, st *state, id tableid.TableID)
 		d.adoptNative(ctx, st, id, seen, f)
 	}
 	repair, still := native.Admission(seen.Tables[id], st.quarantine.Held(id))
-	if d.hold(st, id, still, seen.Tables[id], quarantine.Owner); len(still) == 0 {
+	if d.setQuarantine(ctx, st, id, nil, still, quarantine.Owner); len(still) == 0 {
 		return nil
 	}
 	repairs := []native.Repair{repair}
@@ -209,22 +190,24 @@ func (d *Daemon) readmitHeld(ctx context.Context, st *state, id tableid.TableID)
 		t.touch(time.Now(), time.Now(), true)
 		return nativestore.ErrNotInForce
 	}
-	d.adopt(ctx, st, nativeSight{Ruleset: proof}.written(id))
-	d.hold(st, id, left, proof.Tables[id], quarantine.Replay)
+	now := nativeSight{Ruleset: proof}.learned(id)
+	now.own = true
+	d.adopt(ctx, st, now)
+	d.setQuarantine(ctx, st, id, nil, left, quarantine.Replay)
 	return nil
 }
 
 // supplement returns the section that was read of a table, with its quarantined rules added:
 // learn must not take them for removed. Rules that their owner has put back leave the
 // quarantine.
-func (d *Daemon) supplement(st *state, id rules.TableID, seen rules.Section) rules.Section {
+func (d *Daemon) supplement(ctx context.Context, st *state, id rules.TableID, seen rules.Section) rules.Section {
 	before := st.quarantine.Count(id)
 	if before == 0 {
 		return seen
 	}
 	full, next := st.quarantine.Rules().Supplement(id.Family, id.Name, st.want()[id], seen, d.protection(st).Piecewise)
 	if len(next[id]) != before {
-		d.setQuarantine(st, id, next[id], seen, quarantine.Owner)
+		d.setQuarantine(ctx, st, id, next[id], nil, quarantine.Owner)
 	}
 	return full
 }
@@ -234,7 +217,7 @@ func (d *Daemon) supplement(st *state, id rules.TableID, seen rules.Section) rul
 // those rules. The owner could not delete them, because the table lacks them. A rule that leads
 // to a chain of another owner stays in quarantine until that chain is back: its own owner has
 // decided nothing.
-func (d *Daemon) releaseRemoved(st *state, id rules.TableID, before rules.Section, next reload.Learned) reload.Learned {
+func (d *Daemon) releaseRemoved(ctx context.Context, st *state, id rules.TableID, before rules.Section, next reload.Learned) reload.Learned {
 	list := st.quarantine.Rules()[id]
 	if len(list) == 0 {
 		return next
@@ -261,23 +244,30 @@ func (d *Daemon) releaseRemoved(st *state, id rules.TableID, before rules.Sectio
 	if len(gone) == 0 {
 		return next
 	}
-	d.setQuarantine(st, id, left, st.table(id).seen, quarantine.Owner)
+	d.setQuarantine(ctx, st, id, left, nil, quarantine.Owner)
 	return next.WithoutQuarantined(reload.Quarantine{id: gone})
 }
 
 // dismissQuarantined accepts the loss of parts that cannot be put back, and returns how many these
 // are. Parts that waited for them are put back as soon as canaryd may write, and it returns how
 // many. Declared rules stay declared, and are tried again.
-func (d *Daemon) dismissQuarantined(st *state) (lost, waiting int) {
+func (d *Daemon) dismissQuarantined(ctx context.Context, st *state) (lost, waiting int) {
 	now := time.Now()
-	lost, waiting, dismissed := st.quarantine.Dismiss(now)
-	if len(dismissed) > 0 {
-		for id := range dismissed {
+	dismissed, left := st.quarantine.Rules().Split()
+	for _, id := range st.quarantine.Tables() {
+		before := st.quarantine.Count(id)
+		held := slices.DeleteFunc(slices.Clone(st.quarantine.Held(id)), func(h native.Held) bool { return !h.Waits })
+		d.setQuarantine(ctx, st, id, left[id], held, quarantine.Operator)
+		still := st.quarantine.Count(id)
+		if lost, waiting = lost+before-still, waiting+still; still < before {
+			st.quarantine.Plan(id, now)
+		}
+		if len(dismissed[id]) > 0 {
 			st.families[id.Family].examined.plan(now)
 		}
+	}
+	if len(dismissed) > 0 {
 		st.relearn(st.generation.learned.WithoutQuarantined(dismissed), now, slices.Collect(maps.Values(st.families))...)
 	}
-	st.disk.marksChanged(now)
-	st.native.disk.changed(now)
 	return lost, waiting
 }

@@ -73,7 +73,7 @@ func (d *Daemon) recall(ctx context.Context, st *state) {
 	st.disk.saveAt = time.Now().Add(confirmEvery) // also if nothing is learned that is new
 	for id, list := range known.Quarantine {
 		if st.families[id.Family] != nil {
-			st.quarantine.SetRules(id, list, quarantine.Recall, "", nil)
+			d.setQuarantine(ctx, st, id, list, nil, quarantine.Recall)
 		}
 	}
 	d.recallSets(ctx, st)

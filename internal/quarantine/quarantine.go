@@ -1,22 +1,24 @@
-// Package quarantine keeps the parts of tables that could not be put back yet: when each table is
-// tried again, and which flush records end with them.
+// Package quarantine keeps the parts of tables that could not be put back yet: when they are tried
+// again, and which flush records end with them.
 //
-// A part is a rule of an iptables table ([State.SetRules]), or a part of a native table
-// ([State.SetHeld]). The loop passes the new list of a table after each write or read that changes
-// it, and calls [State.Due] at [State.At] for the tables to try. [State.Take] logs the changes, and
-// returns the flushes that lack no part any more. [State.Status] lists the parts.
-//
-// No function fails. A State belongs to the loop's goroutine; the lists that it returns are values.
+// A part is a rule of an iptables table, or a part of a native table. The loop passes the new list
+// of a table to [State.Set], and tries the table that [State.Next] returns. [State.Status] lists the
+// parts. No function fails. A State belongs to the loop's goroutine; its lists are values.
 package quarantine
 
 import (
 	"cmp"
+	"context"
 	"maps"
 	"slices"
 	"time"
 
+	"k8s.io/klog/v2"
+
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/pace"
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -26,35 +28,20 @@ import (
 // OwnersPause is how long an owner that writes parts one by one may pause between two of them.
 const OwnersPause = 2 * time.Second
 
-// A Cause is the reason why a table's list changes.
+// A Cause is the reason why the list of a table changes.
 type Cause int
 
 // The causes.
 const (
 	Replay   Cause = iota // canaryd has written the table
-	Owner                 // its owner has written the table
+	Owner                 // its owner has written the table: parts that left are back, or not wanted
 	Operator              // an operator accepts that parts are lost
-	GivenUp               // canaryd cannot know whether parts belong into the table
+	GivenUp               // canaryd cannot know whether its owner wants the parts
 	Recall                // the last run left the parts
 )
 
-// ends are the ways in which a record with parts in quarantine ends, the worst one last.
-var ends = []api.Outcome{reload.Proved, reload.Raced, api.OwnersDecision, api.Dismissed, reload.Partial}
-
-// worse returns the later one of ends; "" is before all.
-func worse(a, b api.Outcome) api.Outcome {
-	if slices.Index(ends, b) > slices.Index(ends, a) {
-		return b
-	}
-	return a
-}
-
 // A State has the parts in quarantine of all tables. The zero State has none.
-type State struct {
-	tables map[tableid.TableID]*table
-	said   []change // not logged yet
-	ended  []Ended
-}
+type State struct{ tables map[tableid.TableID]*table }
 
 // A table has the parts of one table, of one kind.
 type table struct {
@@ -64,195 +51,198 @@ type table struct {
 	stood map[string]bool // the missing chains of rules that the last read saw
 }
 
-// An Ended is a flush without a part in quarantine, and the outcome of its record. The outcome is
-// partial if its last part was given up.
-type Ended struct {
-	Flush   string
-	Table   tableid.TableID // of its last part
-	Outcome api.Outcome
+// A part is a rule or a part of a native table: its words, and the flush that took it.
+type part struct {
+	api.Quarantined
+	key   any // equal for the same part of a table
+	next  string
+	flush *string
 }
 
-// SetRules makes list the quarantined rules of an iptables table. flush took those that are new;
-// "" if no record waits for them. stands reports whether the table has a rule again.
-func (s *State) SetRules(id tableid.TableID, list []reload.QuarantinedRule, by Cause, flush string, stands func(reload.QuarantinedRule) bool) {
-	before := s.table(id).rules
-	s.set(id, &table{rules: slices.Clone(list)}, by, flush, func(i int) bool { return stands(before[i]) })
+// parts returns the parts of a table. Only here the kinds of table differ.
+func (t *table) parts(id tableid.TableID) (list []part) {
+	type key struct{ chain, part any }
+	for i := range t.rules {
+		h := &t.rules[i]
+		list = append(list, part{api.QuarantinedOf(id, *h), key{h.Chain, h.Rule.Key()}, "it is tried again", &h.Flush})
+		if _, opaque := h.Rule.Opaque(); opaque && !h.Refused {
+			list[i].next = "its owner has to put it back"
+		}
+	}
+	for i := range t.held {
+		h := &t.held[i]
+		list = append(list, part{api.HeldOf(id, *h), key{h.Name, h.Text}, "it is tried again", &h.Flush})
+		if h.Fleeting {
+			list[i].next = "its time is running out, and it is not tried again"
+		}
+	}
+	return list
 }
 
-// SetHeld is SetRules for a native table. It returns how many parts are new. Parts that time or
-// packets remove are logged, but not kept, because they are not tried again.
-func (s *State) SetHeld(id tableid.TableID, list []native.Held, by Cause, flush string, stands func(native.Held) bool) (fresh int) {
-	before, next := s.table(id).held, &table{held: slices.Clone(list)}
-	return s.set(id, next, by, flush, func(i int) bool { return stands(before[i]) })
-}
-
-// set replaces the list of a table. back reports whether a part of the old list stands.
-func (s *State) set(id tableid.TableID, next *table, by Cause, flush string, back func(i int) bool) (fresh int) {
-	old, c := s.table(id), change{id: id, by: by}
-	was, is := old.parts(id), next.parts(id)
-	known := map[any][]part{}
+// Set makes rules or held, by the kind of table, the parts of a table. flush took those that are
+// new; fresh is how many these are. ended are the flushes whose last part has left, or whose parts
+// an operator or canaryd has given up. Parts that time or packets remove are logged, but not kept.
+func (s *State) Set(ctx context.Context, id tableid.TableID, rules []reload.QuarantinedRule, held []native.Held, by Cause, flush string) (fresh int, ended []string) {
+	old, next := s.table(id), &table{rules: slices.Clone(rules), held: slices.Clone(held)}
+	was, known, still := old.parts(id), map[any]string{}, map[any]bool{}
+	var added, left []part
 	for _, p := range was {
-		known[p.key] = append(known[p.key], p)
+		known[p.key] = *p.flush
 	}
-	for _, p := range is {
-		if same := known[p.key]; len(same) > 0 {
-			*p.flush, *p.ends, known[p.key] = *same[0].flush, *same[0].ends, same[1:]
-			continue
+	for _, p := range next.parts(id) {
+		still[p.key] = true
+		if of, is := known[p.key]; is {
+			*p.flush = of
+		} else {
+			*p.flush = cmp.Or(*p.flush, flush)
+			added = append(added, p)
 		}
-		*p.flush = cmp.Or(*p.flush, flush)
-		c.fresh = append(c.fresh, p)
-	}
-	over := map[string]api.Outcome{}
-	for i, p := range was {
-		if len(known[p.key]) == 0 {
-			continue
-		}
-		known[p.key] = known[p.key][1:]
-		end := map[Cause]api.Outcome{Operator: api.Dismissed, GivenUp: reload.Partial}[by]
-		switch {
-		case end == "" && back(i):
-			c.back++
-			end = reload.Proved
-		case end == "":
-			end = api.OwnersDecision
-		}
-		c.left = append(c.left, p)
-		over[*p.flush] = worse(worse(api.Outcome(*p.ends), end), over[*p.flush])
 	}
 	next.held = slices.DeleteFunc(next.held, func(h native.Held) bool { return h.Fleeting })
-	s.keep(id, next, old, by, len(c.left))
-	c.remain = len(next.rules) + len(next.held)
-	for _, flush := range slices.Sorted(maps.Keys(over)) {
-		if flush != "" && !s.End(flush, over[flush]) {
-			s.ended = append(s.ended, Ended{flush, id, over[flush]})
-		}
-	}
-	if by != Recall && len(c.fresh)+len(c.left) > 0 {
-		s.said = append(s.said, c)
-	}
-	return len(c.fresh)
-}
-
-// keep replaces a table, and plans when its parts are tried: soon if there are more, and after a
-// pause if its owner has written it and may go on.
-func (s *State) keep(id tableid.TableID, next, old *table, by Cause, left int) {
-	n, now := len(next.rules)+len(next.held), time.Now()
+	n, before, now := next.count(), len(was), time.Now()
 	switch next.retry = old.retry; {
-	case n == 0:
-		delete(s.tables, id)
-		return
-	case n > len(old.rules)+len(old.held):
+	case n > before:
 		next.retry.In(pace.FirstTry, now)
-	case by == Owner && (left > 0 || next.retry.At.IsZero()):
+	case by == Owner && (n < before || next.retry.At.IsZero()): // it may be about to write the others
 		next.retry.In(OwnersPause, now)
 	}
-	if s.tables == nil {
-		s.tables = map[tableid.TableID]*table{}
+	if s.tables = tableid.With(s.tables, id, next); n == 0 {
+		delete(s.tables, id)
 	}
-	s.tables[id] = next
-}
-
-// End notes how the record of a flush ends at best. It returns false if the flush has no part in
-// quarantine.
-func (s *State) End(flush string, outcome api.Outcome) (has bool) {
-	for id, t := range s.tables {
-		for _, p := range t.parts(id) {
-			if *p.flush == flush {
-				*p.ends, has = string(worse(api.Outcome(*p.ends), outcome)), true
+	for _, p := range was {
+		if still[p.key] {
+			continue
+		}
+		left = append(left, p)
+		of := *p.flush
+		if by == Operator || by == GivenUp {
+			for _, rest := range s.of(of) {
+				*rest.flush = ""
 			}
 		}
+		if of != "" && !s.Lacks(of) && !slices.Contains(ended, of) {
+			ended = append(ended, of)
+		}
 	}
-	return has
+	if by != Recall && (len(added) > 0 || before > n) {
+		say(klog.FromContext(ctx).WithValues("table", slices.Concat(added, was)[0].TableName()), by, added, left, before-n, n)
+	}
+	return len(added), ended
+}
+
+// say logs how the list of a table has changed. It names the first parts, and counts the others.
+func say(log klog.Logger, by Cause, added, left []part, fewer, n int) {
+	missing, waiting := split(added)
+	for _, p := range missing[:min(flushes.NamesKept, len(missing))] {
+		severity.Errors(log).Info("A part of a table is in quarantine: it could not be put back", "part", p.Part(), "reason", p.Reason, "next", p.next)
+	}
+	if more := len(missing) - flushes.NamesKept; more > 0 {
+		severity.Errors(log).Info("More parts of a table are in quarantine", "parts", more)
+	}
+	chains := api.WaitingChains(waiting)
+	for _, w := range chains[:min(flushes.NamesKept, len(chains))] {
+		severity.Errors(log).Info("Rules of a chain wait, because missing rules decide which packets reach them", "chain", w.Chain, "rules", w.Rules,
+			"reason", w.Reason, "next", "they are put back in their places when those are back")
+	}
+	switch log := severity.Notices(log); {
+	case by == Operator:
+		for _, p := range left[:min(flushes.NamesKept, len(left))] {
+			log.Info("An operator has accepted that a part of a table in quarantine is lost", "part", p.Part(), "reason", p.Reason)
+		}
+	case by == Owner && fewer > 0:
+		log.Info("Parts of a table left the quarantine: a write put them or others in their place, or removed them", "parts", fewer, "left", n)
+	case by == Replay && fewer > 0:
+		log.Info("Parts of a table were put back from quarantine", "parts", fewer, "left", n)
+	}
+}
+
+// of returns the parts that a flush took.
+func (s *State) of(flush string) (list []part) {
+	for id, t := range s.tables {
+		list = append(list, slices.DeleteFunc(t.parts(id), func(p part) bool { return *p.flush != flush })...)
+	}
+	return list
 }
 
 // Lacks reports whether a part is in quarantine that the flush took. Then its record is partial.
-func (s *State) Lacks(flush string) bool { return s.End(flush, "") }
+func (s *State) Lacks(flush string) bool { return len(s.of(flush)) > 0 }
 
 // Flushes returns the flushes that took the parts of a table.
-func (s *State) Flushes(id tableid.TableID) (list []string) {
+func (s *State) Flushes(id tableid.TableID) []string {
+	list := map[string]bool{}
 	for _, p := range s.table(id).parts(id) {
-		if *p.flush != "" && !slices.Contains(list, *p.flush) {
-			list = append(list, *p.flush)
-		}
+		list[*p.flush] = true
 	}
-	return list
+	delete(list, "")
+	return slices.Sorted(maps.Keys(list))
 }
 
-// Dismiss accepts the loss of the parts that cannot be put back, and returns how many these are, and
-// the rules of iptables' tables among them. Parts that wait for them are tried at once; waiting is
-// how many these are.
-func (s *State) Dismiss(now time.Time) (lost, waiting int, dismissed reload.Quarantine) {
-	dismissed, left := s.Rules().Split()
-	for id, t := range s.tables {
-		n := t.count()
-		s.set(id, &table{rules: left[id], held: slices.DeleteFunc(slices.Clone(t.held), func(h native.Held) bool { return !h.Waits })}, Operator, "", nil)
-		still := s.table(id).count()
-		lost, waiting = lost+n-still, waiting+still
-		if still < n {
-			s.Hurry(id, now)
+// Plan makes the parts of a table due then. Zero means not before its owner writes it: the table is
+// left out.
+func (s *State) Plan(id tableid.TableID, at time.Time) { s.table(id).retry = pace.Retry{At: at} }
+
+// Next returns the table that is tried next, and when. may reports whether tables of a kind may be
+// written. Zero means never.
+func (s *State) Next(may func(native bool) bool) (next tableid.TableID, at time.Time) {
+	for _, id := range s.Tables() {
+		t := s.tables[id]
+		if first := pace.Earliest(at, t.retry.At); first != at && may(t.held != nil) {
+			next, at = id, first
 		}
 	}
-	return lost, waiting, dismissed
+	return next, at
 }
 
-// Hurry makes the parts of a table due.
-func (s *State) Hurry(id tableid.TableID, now time.Time) { s.table(id).retry.In(0, now) }
+// Tried plans the next try of a table, after one that has begun now.
+func (s *State) Tried(id tableid.TableID, now time.Time) { s.table(id).retry.Failed(nil, now) }
 
-// Suspend ends the tries of a table's parts, because the table is left out. The next change by its
-// owner plans them again.
-func (s *State) Suspend(id tableid.TableID) { s.table(id).retry = pace.Retry{} }
-
-// Saw plans a try of rules at once if a chain that they lacked is back. A chain that the last read
-// already saw is no reason.
+// Saw makes rules due if a chain that they lacked is back. A chain that the last read already saw is
+// no reason.
 func (s *State) Saw(snapshot iptables.Snapshot, now time.Time) {
 	there := s.Rules().Standing(snapshot)
 	for name, t := range tableid.Of(s.tables, snapshot.Family) {
-		stood := map[string]bool{}
-		for _, h := range t.rules {
-			if there[iptables.Place{Table: name, Chain: h.MissingChain}] {
-				stood[h.MissingChain] = true
-			}
-		}
-		for chain := range stood {
-			if !t.stood[chain] {
+		before := t.stood
+		t.stood = map[string]bool{}
+		for place := range there {
+			if t.stood[place.Chain] = place.Table == name; place.Table == name && !before[place.Chain] {
 				t.retry.At = pace.Earliest(t.retry.At, now)
 			}
 		}
-		t.stood = stood
 	}
 }
 
-// At returns when parts are tried next, of the kinds of table that may be written now; zero:
-// never.
-func (s *State) At(iptables, native bool) (at time.Time) {
-	for _, t := range s.tables {
-		if iptables && len(t.rules) > 0 || native && len(t.held) > 0 {
-			at = pace.Earliest(at, t.retry.At)
+// Status puts the parts of all tables into a status. Parts that wait are last in the list, so that
+// they hide no part that they wait for.
+func (s *State) Status(to *api.Status) {
+	var all []part
+	for _, id := range s.Tables() {
+		all = append(all, s.tables[id].parts(id)...)
+	}
+	missing, waiting := split(all)
+	var list []api.Quarantined
+	for _, p := range missing {
+		list = append(list, p.Quarantined)
+	}
+	to.ShowQuarantined(append(list, waiting...))
+}
+
+// split returns the parts that cannot be put back, and the parts that wait for them.
+func split(list []part) (missing []part, waiting []api.Quarantined) {
+	for _, p := range list {
+		if p.Waits {
+			waiting = append(waiting, p.Quarantined)
+		} else {
+			missing = append(missing, p)
 		}
 	}
-	return at
+	return missing, waiting
 }
-
-// Due returns the tables whose parts are tried now, in their order, and plans the next try of each.
-func (s *State) Due(iptables, native bool, now time.Time) (list []tableid.TableID) {
-	for _, id := range s.ids() {
-		if t := s.tables[id]; pace.Due(t.retry.At, now) && (iptables && len(t.rules) > 0 || native && len(t.held) > 0) {
-			t.retry.Failed(nil, now)
-			list = append(list, id)
-		}
-	}
-	return list
-}
-
-// Again plans a try of a table's parts in a moment, because another process wrote during the last
-// one.
-func (s *State) Again(id tableid.TableID, now time.Time) { s.table(id).retry.In(pace.FirstTry, now) }
 
 // Rules returns the quarantined rules of iptables' tables.
 func (s *State) Rules() reload.Quarantine {
 	q := reload.Quarantine{}
 	for id, t := range s.tables {
-		if len(t.rules) > 0 {
+		if t.rules != nil {
 			q[id] = t.rules
 		}
 	}
@@ -268,14 +258,9 @@ func (s *State) Count(id tableid.TableID) int { return s.table(id).count() }
 func (t *table) count() int { return len(t.rules) + len(t.held) }
 
 // table returns the parts of a table; none if it has none.
-func (s *State) table(id tableid.TableID) *table {
-	if t := s.tables[id]; t != nil {
-		return t
-	}
-	return &table{}
-}
+func (s *State) table(id tableid.TableID) *table { return cmp.Or(s.tables[id], &table{}) }
 
-// ids returns the tables with parts in quarantine, in their order.
-func (s *State) ids() []tableid.TableID {
+// Tables returns the tables with parts in quarantine, in their order.
+func (s *State) Tables() []tableid.TableID {
 	return slices.SortedFunc(maps.Keys(s.tables), tableid.TableID.Compare)
 }

@@ -68,55 +68,30 @@ func (of Held) valid() bool {
 	return of.Kind == nft.Elements && len(of.Elements) > 0
 }
 
-// hasNamed reports whether the table has a chain, set, object or flowtable of the part's name.
-func (t *Table) hasNamed(of Held) bool {
-	switch of.Kind {
-	case nft.Chains:
-		return t.Chain(of.Name) != nil
-	case nft.Sets:
-		return slices.ContainsFunc(t.Sets, func(s Set) bool { return s.Name == of.Name })
-	case nft.Objects:
-		return slices.ContainsFunc(t.Objects, func(o Object) bool { return o.Name == of.Name && o.Type == of.Object.Type })
-	}
-	return slices.ContainsFunc(t.Flowtables, func(f Flowtable) bool { return f.Name == of.Name })
-}
-
-// Standing returns a function that reports whether the table has a quarantined part again: an
-// equal rule in its chain, an equal element in its set, or else a part of its name.
-func (t *Table) Standing() func(Held) bool {
-	c := newContents(t)
-	return func(of Held) bool {
-		switch {
-		case !of.valid():
-			return false
-		case of.Kind == nft.Rules:
-			want, in := newContents(&Table{Sets: of.Sets, Chains: of.Chains}).rule(*of.Rule), t.Chain(of.Name)
-			return in != nil && slices.ContainsFunc(in.Rules, func(r Rule) bool { return c.rule(r) == want })
-		case of.Kind == nft.Elements:
-			want := c.element(of.Elements[0])
-			return slices.ContainsFunc(t.Sets, func(s Set) bool {
-				return s.Name == of.Name && slices.ContainsFunc(s.Elements, func(e Element) bool { return c.element(e) == want })
-			})
-		}
-		return t.hasNamed(of)
-	}
-}
-
 // part adds a chain, set, object or flowtable, unless the table has a part of its name; With
 // calls it. True: it stays in quarantine until it is written. False: its owner made it again.
 func (m *merger) part(of Held) bool {
-	if m.t.hasNamed(of) {
-		return false
-	}
 	switch of.Kind {
 	case nft.Chains:
+		if _, stands := m.chains[of.Name]; stands {
+			return false
+		}
 		m.addChain(*of.Chain)
 	case nft.Sets:
+		if _, stands := m.sets[of.Name]; stands {
+			return false
+		}
 		m.addSet(*of.Set)
 	case nft.Objects:
+		if slices.ContainsFunc(m.t.Objects, func(o Object) bool { return o.Name == of.Name && o.Type == of.Object.Type }) {
+			return false
+		}
 		m.fresh[Spot{Kind: nft.Objects, At: len(m.t.Objects)}] = true
 		m.t.Objects = append(m.t.Objects, *of.Object)
 	case nft.Flowtables:
+		if slices.ContainsFunc(m.t.Flowtables, func(f Flowtable) bool { return f.Name == of.Name }) {
+			return false
+		}
 		m.fresh[Spot{Kind: nft.Flowtables, At: len(m.t.Flowtables)}] = true
 		m.t.Flowtables = append(m.t.Flowtables, *of.Flowtable)
 	}
