@@ -14,11 +14,17 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// completeRecord ends a record that is partial: its last part is back, its owner has decided about
-// it, or an operator accepts the loss. A record that another loss keeps open ends with that.
-func (d *Daemon) completeRecord(ctx context.Context, st *state, id string, outcome api.Outcome) {
+// endPartial gives a record that is partial another outcome: its last part is back, its owner has
+// decided about it, or an operator accepts the loss. If it stays partial, why explains that. A record
+// that another loss keeps open ends with that.
+func (d *Daemon) endPartial(ctx context.Context, st *state, id string, outcome api.Outcome, why string) {
 	for _, o := range st.openRecords() {
-		if o.record.ID == id && o.ended.outcome == reload.Partial {
+		switch {
+		case o.record.ID != id:
+		case outcome == reload.Partial:
+			o.ended = o.ended.with(ended{detail: why})
+			return
+		case o.ended.outcome == reload.Partial:
 			o.ended.outcome = outcome
 			return
 		}
@@ -28,27 +34,12 @@ func (d *Daemon) completeRecord(ctx context.Context, st *state, id string, outco
 		return
 	}
 	record := &st.journal[i]
-	record.Outcome, record.Detail = outcome, ""
-	absent, said := flushes.EndAbsence(record, time.Now()), "Nothing that a flush took is missing any more"
-	if outcome == api.Dismissed {
-		said = lossAccepted
+	if record.Outcome, record.Detail = outcome, why; outcome != reload.Partial {
+		said := map[api.Outcome]string{reload.Proved: "Nothing that a flush took is missing any more", api.Dismissed: lossAccepted}[outcome]
+		absent := flushes.EndAbsence(record, time.Now())
+		severity.Notices(klog.FromContext(ctx)).Info(said, "flush", id, "outcome", outcome, flushes.AbsentKey(*record), absent.Round(10*time.Microsecond))
 	}
 	d.write(ctx, *record, nil)
-	severity.Notices(klog.FromContext(ctx)).Info(said, "flush", id, "outcome", outcome, flushes.AbsentKey(*record), absent.Round(10*time.Microsecond))
-}
-
-// explainPartial puts into a record that is partial why it stays so.
-func (d *Daemon) explainPartial(ctx context.Context, st *state, id, why string) {
-	for _, o := range st.openRecords() {
-		if o.record.ID == id {
-			o.ended = o.ended.with(ended{detail: why})
-			return
-		}
-	}
-	if i := slices.IndexFunc(st.journal, func(f api.Flush) bool { return f.ID == id && f.Outcome == reload.Partial }); i >= 0 {
-		st.journal[i].Detail = why
-		d.write(ctx, st.journal[i], nil)
-	}
 }
 
 // lostMore probes the marks of intact tables, and reports whether some are lost. Then longer

@@ -16,6 +16,7 @@ import (
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
@@ -151,7 +152,7 @@ func (d *Daemon) leaveNativeOut(ctx context.Context, st *state, id tableid.Table
 	if d.doubtHeld(ctx, st, left); t.out == nil && st.quarantine.Count(id) > 0 {
 		severity.Warnings(klog.FromContext(ctx)).Info("Parts in quarantine wait until their native table is not left out any more", "table", id.NFT(), "parts", st.quarantine.Count(id))
 		for _, flush := range st.quarantine.Flushes(id) {
-			d.explainPartial(ctx, st, flush, fmt.Sprintf("%s has parts in quarantine, which wait because it is too large (--max-rules)", id.NFT()))
+			d.endPartial(ctx, st, flush, reload.Partial, fmt.Sprintf("%s has parts in quarantine, which wait because it is too large (--max-rules)", id.NFT()))
 		}
 	}
 }

@@ -34,18 +34,18 @@ func (d *Daemon) setQuarantine(ctx context.Context, st *state, id tableid.TableI
 		flush = st.loss.record.ID
 	case r.waiting[id] != nil:
 		flush = r.waiting[id].ID
-	case r.loss != nil && r.loss.hit[id]:
+	case r.loss != nil && r.loss.hit[id] && !r.loss.lacking: // missing devices leave the record partial
 		flush = r.loss.record.ID
 	}
 	fresh, ended := st.quarantine.Set(ctx, id, list, held, by, flush)
 	for _, flush := range ended {
 		switch by {
 		case quarantine.GivenUp:
-			d.explainPartial(ctx, st, flush, "parts of "+id.NFT()+" were given up: "+takenWhileLeftOut)
+			d.endPartial(ctx, st, flush, reload.Partial, "parts of "+id.NFT()+" were given up: "+takenWhileLeftOut)
 		case quarantine.Operator:
-			d.completeRecord(ctx, st, flush, api.Dismissed)
+			d.endPartial(ctx, st, flush, api.Dismissed, "")
 		default:
-			d.completeRecord(ctx, st, flush, reload.Proved)
+			d.endPartial(ctx, st, flush, reload.Proved, "")
 		}
 	}
 	st.disk.marksChanged(time.Now())
