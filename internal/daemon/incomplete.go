@@ -14,9 +14,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// endPartial gives a record that is partial another outcome: its last part is back, its owner has
-// decided about it, or an operator accepts the loss. If it stays partial, why explains that. A record
-// that another loss keeps open ends with that.
+// endPartial gives a record that is partial another outcome. Its last part is back, or the part's
+// owner or an operator has decided about it. If it stays partial, why explains that. A record that
+// another loss keeps open ends with that.
 func (d *Daemon) endPartial(ctx context.Context, st *state, id string, outcome api.Outcome, why string) {
 	for _, o := range st.openRecords() {
 		switch {

@@ -14,8 +14,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// TestNativeQuarantine: a native table's rule stays in quarantine while its owner writes another one,
-// and not when the owner makes its table again. `canaryd check` without a daemon knows it.
+// TestNativeQuarantine: a native table's rule stays in quarantine while its owner writes another
+// one, and not when the owner makes its table again. `canaryd check` without a daemon knows it.
 func TestNativeQuarantine(t *testing.T) {
 	for _, test := range []struct {
 		name string

@@ -305,8 +305,8 @@ func TestADecisionEndsAQuarantine(t *testing.T) {
 	}
 }
 
-// TestAQuarantineSurvivesARestart: the next run knows the quarantine and its flush, also if the table
-// was flushed in between.
+// TestAQuarantineSurvivesARestart: the next run knows the quarantine and its flush, also if the
+// table was flushed in between.
 func TestAQuarantineSurvivesARestart(t *testing.T) {
 	for _, flushed := range []bool{false, true} {
 		t.Run(fmt.Sprintf("flushed between them: %t", flushed), func(t *testing.T) {

@@ -83,8 +83,8 @@ func (d *Daemon) logWeakened(ctx context.Context, result reload.Result) {
 	}
 }
 
-// nextReadmission returns the table whose parts are tried next, and when. A kind of table with an open
-// loss waits for its end.
+// nextReadmission returns the table whose parts are tried next, and when. A kind of table with an
+// open loss waits for its end.
 func nextReadmission(st *state) (tableid.TableID, time.Time) {
 	return st.quarantine.Next(func(native bool) bool { return native && mayWriteNative(st) || !native && st.mayWrite() })
 }
@@ -94,8 +94,8 @@ func readmitAt(st *state) time.Time {
 	return at
 }
 
-// readmit puts quarantined parts of one table back as far as that is possible by now. The loop calls
-// it after pauses that grow, when a missing chain is back, and after a dismissal.
+// readmit puts quarantined parts of one table back as far as that is possible by now. The loop
+// calls it after pauses that grow, when a missing chain is back, and after a dismissal.
 func (d *Daemon) readmit(ctx context.Context, st *state) {
 	ctx, done := finishing(ctx)
 	defer done()

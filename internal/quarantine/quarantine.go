@@ -1,9 +1,9 @@
-// Package quarantine keeps the parts of tables that could not be put back yet: when they are tried
-// again, and which flush records end with them.
+// Package quarantine keeps the parts of tables that could not be put back yet. It knows when they
+// are tried again, and which flush records end with them.
 //
 // A part is a rule of an iptables table, or a part of a native table. The loop passes the new list
-// of a table to [State.Set], and tries the table that [State.Next] returns. [State.Status] lists the
-// parts. No function fails. A State belongs to the loop's goroutine; its lists are values.
+// of a table to [State.Set], and tries the table that [State.Next] returns. [State.Status] lists
+// the parts. No function fails. A State belongs to the loop's goroutine; its lists are values.
 package quarantine
 
 import (
@@ -196,8 +196,8 @@ func (s *State) Next(may func(native bool) bool) (next tableid.TableID, at time.
 // Tried plans the next try of a table, after one that has begun now.
 func (s *State) Tried(id tableid.TableID, now time.Time) { s.table(id).retry.Failed(nil, now) }
 
-// Saw makes rules due if a chain that they lacked is back. A chain that the last read already saw is
-// no reason.
+// Saw makes rules due if a chain that they lacked is back. A chain that the last read already saw
+// is no reason.
 func (s *State) Saw(snapshot iptables.Snapshot, now time.Time) {
 	there := s.Rules().Standing(snapshot)
 	for name, t := range tableid.Of(s.tables, snapshot.Family) {

@@ -63,8 +63,8 @@ func heldOf(text string) (list []native.Held) {
 	return list
 }
 
-// TestRecordsEnd: the record of a flush ends when its last part has left the quarantine, whatever
-// kind of table the part is of, or when an operator accepts the loss of one.
+// TestRecordsEnd: the record of a flush ends when its last part has left the quarantine, or when an
+// operator accepts the loss of one. That holds for each kind of table.
 func TestRecordsEnd(t *testing.T) {
 	took := step{quarantine.Replay, "1", "ab"}
 	for _, test := range []struct {
@@ -96,8 +96,8 @@ func TestRecordsEnd(t *testing.T) {
 	}
 }
 
-// TestBothKinds: one flush took parts of both kinds of table. A status has parts that wait behind all
-// others, and counts those that it does not list.
+// TestBothKinds: one flush took parts of both kinds of table. A status has parts that wait behind
+// all others, and counts the parts that it does not list.
 func TestBothKinds(t *testing.T) {
 	var s quarantine.State
 	do(t, &s, true, step{quarantine.Replay, "1", "Aa"})
