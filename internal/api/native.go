@@ -13,7 +13,7 @@ import (
 )
 
 // TableCell returns a native table's name ("FAMILY NAME") for commands and the page. Its owner
-// may have chosen any 255 bytes: TableCell quotes a name with a blank or an unprintable
+// may have chosen any 255 bytes. TableCell quotes a name with a blank or an unprintable
 // character, and shortens it to 48 characters with "..." behind.
 func TableCell(name string) string {
 	const long = 48

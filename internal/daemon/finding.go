@@ -185,9 +185,9 @@ func (fs *familyState) setSection(t rules.TableName, section rules.Section, now 
 }
 
 // learn takes seen, a table's section, into the generation. takeExamined and takeWritten call it
-// after a read without a loss, at now; takeWritten also for a new table that lost its first
-// marks before the proof, with a finding Intact. learn plans a read if a removal waits, and new
-// marks if rules changed. A table that is guarded on demand and holds nothing to guard leaves
+// after a read without a loss, at now. takeWritten also calls it for a new table that lost its
+// first marks before the proof, with a finding Intact. learn plans a read if a removal waits, and
+// new marks if rules changed. A table that is guarded on demand and holds nothing to guard leaves
 // the generation.
 func (d *Daemon) learn(ctx context.Context, st *state, id rules.TableID, seen rules.Section, finding canary.Finding, now time.Time) {
 	f, t := id.Family, id.Name

@@ -52,6 +52,21 @@ func TestNativeQuarantine(t *testing.T) {
 	}
 }
 
+// TestARecordThatLacksADevice: a replay left out a device and a rule. The rule comes back, and the
+// record stays partial.
+func TestARecordThatLacksADevice(t *testing.T) {
+	nativeNode(t, setup{}, func(_ *testing.T, r *rig, k *fakeNative) {
+		k.with(func() { k.refusesRule, k.lacking = "b", []string{"eth9"} })
+		k.flushRuleset()
+		r.after(10 * time.Second)
+		r.wantQuarantine(1)
+		k.with(func() { k.refusesRule = "" })
+		r.after(time.Minute)
+		r.wantQuarantine(0)
+		r.wantOneFlush("table_deleted", reload.Partial)
+	})
+}
+
 // TestWhatIsLearnedIsRehearsed: canaryd rehearses each change of a table, within a minute, also
 // of a large one. It names the parts that the kernel would refuse.
 func TestWhatIsLearnedIsRehearsed(t *testing.T) {
