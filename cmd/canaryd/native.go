@@ -69,19 +69,21 @@ func (b bench) restoreNative(dry bool, base *baseline.Base) ([]api.NativeRestore
 	})
 }
 
-// checkNative judges the native tables that the last daemon stored. A table that cannot be
+// checkNative judges the native tables that the last daemon stored, and returns their parts in
+// quarantine. A table that cannot be
 // judged is unknown.
-func (b bench) checkNative() []api.NativeTable {
+func (b bench) checkNative() (rows []api.NativeTable, parts []api.Quarantined) {
 	if !b.o.selector.Native() {
-		return nil
+		return nil, nil
 	}
-	rows, err := withNative(b, func(kernel daemon.NativeKernel, store *nativestore.Store) ([]api.NativeTable, error) {
-		return store.CheckStored(kernel, b.o.selector.ProtectsTable)
+	rows, err := withNative(b, func(kernel daemon.NativeKernel, store *nativestore.Store) (rows []api.NativeTable, err error) {
+		rows, parts, err = store.CheckStored(kernel, b.o.selector.ProtectsTable)
+		return rows, err
 	})
 	if err != nil {
-		return []api.NativeTable{{Table: "native tables", Verdict: canary.Unknown, Why: err.Error()}}
+		return []api.NativeTable{{Table: "native tables", Verdict: canary.Unknown, Why: err.Error()}}, nil
 	}
-	return rows
+	return rows, parts
 }
 
 // returnNative restores a stored generation of a native table. found is false if no generation

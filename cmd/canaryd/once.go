@@ -124,7 +124,9 @@ func look(ctx context.Context, o *options, to streams) (int, error) {
 			b.awaiting(snapshot, verdicts)
 			judged.Families[f] = verdicts
 		}
-		judged.Native = b.checkNative()
+		rows, parts := b.checkNative()
+		judged.Native = rows
+		judged.ShowQuarantined(append(judged.Quarantined, parts...))
 		for _, u := range b.store.LoadUnread(here.BootedAt(here.Uptime())) {
 			judged.StateUnread = append(judged.StateUnread, daemon.PublicUnread(u))
 		}

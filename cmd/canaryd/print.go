@@ -153,15 +153,19 @@ func notGuardedText(s api.Status) string {
 	var text strings.Builder
 	for _, q := range s.Quarantined {
 		if !q.Waits {
-			fmt.Fprintf(&text, "quarantined: %s %s %s: %s (%s)\n", q.Family, q.Table, plain(q.Chain), plain(q.Rule), plain(oneLine(q.Reason)))
+			fmt.Fprintf(&text, "quarantined: %s: %s (%s)\n", q.TableName(), plain(oneLine(q.Part())), plain(oneLine(q.Reason)))
 		}
+	}
+	if s.QuarantinedMore > 0 {
+		fmt.Fprintf(&text, "quarantined: %s more\n", count(s.QuarantinedMore, "part"))
 	}
 	for _, w := range s.WaitingChains {
 		reason := w.Reason
 		if w.Rules > 1 {
 			reason = strings.Replace(reason, "waits", "wait", 1)
 		}
-		fmt.Fprintf(&text, "waiting: %s %s %s: %s %s\n", w.Family, w.Table, plain(w.Chain), count(w.Rules, "rule"), plain(oneLine(reason)))
+		table := api.Quarantined{Family: w.Family, Table: w.Table, Native: w.Native}.TableName()
+		fmt.Fprintf(&text, "waiting: %s %s: %s %s\n", table, plain(w.Chain), count(w.Rules, "rule"), plain(oneLine(reason)))
 	}
 	for _, q := range s.Opaque {
 		fmt.Fprintf(&text, "not put back if it is lost: %s %s %s: %s (%s)\n", q.Family, q.Table, plain(q.Chain), plain(q.Rule), plain(oneLine(q.Reason)))

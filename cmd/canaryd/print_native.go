@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"io"
-	"maps"
 	"slices"
 	"strconv"
 
@@ -26,8 +25,8 @@ func nativeRows(native []api.NativeTable) [][]string {
 	return rows
 }
 
-// nativeText lists further facts about native tables for canaryd status: losses, quarantined
-// parts, and parts that could not be put back.
+// nativeText lists further facts about native tables for canaryd status: losses, and
+// parts that could not be put back.
 func nativeText(s api.Status) string {
 	text := ""
 	for _, t := range s.Native {
@@ -40,20 +39,6 @@ func nativeText(s api.Status) string {
 				}
 				text += "  " + end + ", canaryd dismiss accepts the loss\n"
 			}
-		}
-		waiting := map[string]int{}
-		for _, q := range t.Quarantined {
-			if q.Waits {
-				waiting[q.Name]++
-				continue
-			}
-			text += fmt.Sprintf("quarantined: %s: %s (%s)\n", api.TableCell(t.Table), plain(oneLine(q.Text)), plain(oneLine(q.Reason)))
-		}
-		for _, chain := range slices.Sorted(maps.Keys(waiting)) {
-			text += fmt.Sprintf("waiting: %s: %s of chain %s, for rules before them that are missing\n", api.TableCell(t.Table), count(waiting[chain], "rule"), plain(chain))
-		}
-		if more := t.QuarantinedParts - len(t.Quarantined); more > 0 {
-			text += fmt.Sprintf("quarantined: %s: %s more\n", api.TableCell(t.Table), count(more, "part"))
 		}
 		if t.Unreplayable != "" {
 			text += fmt.Sprintf("not put back if it is lost: %s\n", plain(oneLine(t.Unreplayable)))

@@ -32,7 +32,7 @@ func draw(packages []Package) string {
 	}
 	var out strings.Builder
 	for _, line := range built {
-		row := fmt.Sprintf("%-16s", strings.TrimPrefix(rooms[line], "internal/"))
+		row := fmt.Sprintf("%-14s", strings.TrimPrefix(rooms[line], "internal/"))
 		for _, column := range built {
 			switch {
 			case column == line:

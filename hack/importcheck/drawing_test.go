@@ -102,10 +102,10 @@ func TestDraw(t *testing.T) {
 		{ImportPath: module + "pkg/rules"},
 	})
 	want := "" +
-		"cmd              ┐\n" +
-		"daemon           ● ┐\n" +
-		"pkg/nft          · ● ┐\n" +
-		"pkg/rules        ● ● · ┐\n"
+		"cmd            ┐\n" +
+		"daemon         ● ┐\n" +
+		"pkg/nft        · ● ┐\n" +
+		"pkg/rules      ● ● · ┐\n"
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("the drawing (-want +got):\n%s", diff)
 	}

@@ -19,7 +19,7 @@ const module = "github.com/canaryd/canaryd/"
 // rooms lists the house from the roof to the ground. A package imports only rooms that are
 // later in this list.
 var rooms = []string{
-	"cmd", "internal/web", "internal/control", "internal/sdnotify", "internal/daemon", "internal/drill", "internal/accepted", "internal/pods", "internal/culprit", "internal/nativestore", "internal/onrequest", "internal/baseline", "internal/flushes", "internal/copies", "internal/pace", "internal/here", "internal/metrics", "internal/serve", "internal/api",
+	"cmd", "internal/web", "internal/control", "internal/sdnotify", "internal/daemon", "internal/drill", "internal/accepted", "internal/quarantine", "internal/pods", "internal/culprit", "internal/nativestore", "internal/onrequest", "internal/baseline", "internal/flushes", "internal/copies", "internal/pace", "internal/here", "internal/metrics", "internal/serve", "internal/api",
 	"pkg/reload", "pkg/standby", "pkg/native", "pkg/canary", "pkg/iptables", "pkg/watch", "pkg/conntrack", "pkg/nft",
 	"internal/journal", "internal/cniresults", "internal/cgroup", "internal/source",
 	"pkg/rules/kube", "pkg/protect", "pkg/rules", "internal/private", "internal/terminal", "internal/severity", "pkg/ruleset", "pkg/owners", "pkg/nat", "pkg/tableid", "internal/sorting",
@@ -31,7 +31,7 @@ var faces = []string{"internal/web", "internal/control", "internal/serve", "inte
 // subjects are the rooms in which the loop's subjects keep their state. They know the loop by
 // the values that it passes to them, and the faces by the values of internal/api.
 var subjects = []string{
-	"internal/drill", "internal/accepted", "internal/pods", "internal/culprit", "internal/nativestore", "internal/onrequest", "internal/baseline",
+	"internal/drill", "internal/accepted", "internal/quarantine", "internal/pods", "internal/culprit", "internal/nativestore", "internal/onrequest", "internal/baseline",
 	"internal/flushes", "internal/copies", "internal/pace", "internal/here",
 }
 

@@ -234,12 +234,20 @@ func (s Status) PartialCount() string { return s.partialCount(s.Tally()) }
 // are none and no table is partial. Health and the page begin their headline with it.
 func (s Status) partialCount(all Tally) string {
 	partial := func(v TableVerdict) bool { return v.Verdict == canary.Partial }
-	parts := 0
+	lines, parts, shown := 0, 0, math.MaxInt
 	for _, t := range s.Native {
 		parts += t.QuarantinedParts
 	}
-	what := joined(" and ", shownText(len(s.Quarantined), QuarantinedShown, "rule"), nativeParts(parts))
-	switch n := len(s.Quarantined) + parts; {
+	for _, q := range s.Quarantined {
+		if !q.Native {
+			lines++
+		}
+	}
+	if s.QuarantinedMore > 0 {
+		shown = lines
+	}
+	what := joined(" and ", shownText(lines, shown, "rule"), nativeParts(parts))
+	switch n := lines + parts; {
 	case n == 0 && !slices.ContainsFunc(all.Lost, partial):
 		return ""
 	case n == 0:

@@ -13,7 +13,7 @@ import (
 )
 
 // TableCell returns a native table's name ("FAMILY NAME") for commands and the page. Its owner
-// may have chosen any 255 bytes: TableCell quotes a name with a blank or an unprintable
+// may have chosen any 255 bytes. TableCell quotes a name with a blank or an unprintable
 // character, and shortens it to 48 characters with "..." behind.
 func TableCell(name string) string {
 	const long = 48
@@ -55,10 +55,8 @@ type NativeTable struct {
 	// the parts that it would not take; 0 means the whole table.
 	Unreplayable      string `json:"unreplayable,omitempty"`
 	UnreplayableParts int    `json:"unreplayableParts,omitempty"`
-	// Quarantined are the parts that could not be put back, the first hundred of
-	// QuarantinedParts. These parts were lost, so a node with any is not healthy.
-	Quarantined      []NativeQuarantined `json:"quarantined,omitempty"`
-	QuarantinedParts int                 `json:"quarantinedParts,omitempty"`
+	// QuarantinedParts counts its parts that could not be put back. Status.Quarantined lists them.
+	QuarantinedParts int `json:"quarantinedParts,omitempty"`
 	// Standby is the state of its standby; nil without --standby.
 	Standby *FamilyStandby `json:"standby,omitempty"`
 	// Witness is the empty table of its family that a flush of the ruleset also deletes. It is
@@ -88,17 +86,6 @@ type NativeLeftOut struct {
 // String names the table, and says how large it is.
 func (l NativeLeftOut) String() string {
 	return fmt.Sprintf("table %s: it is as large as %d rules, or larger", TableCell(l.Table), l.Rules)
-}
-
-// A NativeQuarantined is a part of a native table in quarantine, in a Status. Text and Reason leave
-// through the control socket only.
-type NativeQuarantined struct {
-	Kind   string `json:"kind"` // such as "rule" or "set element"
-	Name   string `json:"name"` // its own, or that of the chain of a rule or the set of an element
-	Text   string `json:"text,omitempty"`
-	Reason string `json:"reason,omitempty"`
-	// Waits means that the part is fine, but waits for a quarantined rule before it.
-	Waits bool `json:"waits,omitempty"`
 }
 
 // A StoredNativeGeneration is the stored content of one native table, in a Status.

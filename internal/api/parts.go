@@ -9,7 +9,6 @@ import (
 
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
-	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -193,52 +192,6 @@ func (s Status) LastSaved() time.Time {
 	return last
 }
 
-// A Quarantined is a quarantined rule of the generation, in a Status. Rule and Reason leave through
-// the control socket only.
-type Quarantined struct {
-	Family rules.Family    `json:"family"`
-	Table  rules.TableName `json:"table"`
-	Chain  string          `json:"chain"`
-	Rule   string          `json:"rule,omitempty"`
-	Reason string          `json:"reason,omitempty"`
-	// Waits means that the rule is fine, but waits for a quarantined rule before it.
-	Waits bool `json:"waits,omitempty"`
-}
-
-// QuarantinedOf returns a quarantined rule of a table as a Status has it.
-func QuarantinedOf(id rules.TableID, h reload.QuarantinedRule) Quarantined {
-	return Quarantined{Family: id.Family, Table: id.Name, Chain: h.Chain, Rule: h.Rule.Label(), Reason: h.Reason, Waits: h.Waits}
-}
-
-// A WaitingChain counts the rules of a chain that wait for the same reason.
-type WaitingChain struct {
-	Family rules.Family    `json:"family"`
-	Table  rules.TableName `json:"table"`
-	Chain  string          `json:"chain"`
-	Rules  int             `json:"rules"`
-	Reason string          `json:"reason,omitempty"`
-}
-
-// WaitingChains counts the rules of a list that wait for a quarantined rule, by chain and
-// reason. A status and the log show these counts in place of each rule.
-func WaitingChains(list []Quarantined) []WaitingChain {
-	var chains []WaitingChain
-	at := map[WaitingChain]int{}
-	for _, q := range list {
-		if !q.Waits {
-			continue
-		}
-		w := WaitingChain{Family: q.Family, Table: q.Table, Chain: q.Chain, Reason: q.Reason}
-		i, known := at[w]
-		if !known {
-			i, at[w] = len(chains), len(chains)
-			chains = append(chains, w)
-		}
-		chains[i].Rules++
-	}
-	return chains
-}
-
 // A Refused is a declared rule that iptables or the kernel refuses, in a Status. Its table
 // keeps its former content. Rule and Reason leave through the control socket only.
 type Refused struct {
@@ -360,9 +313,6 @@ var ErrAlreadyRunning = errors.New("another canaryd runs in this network namespa
 func KeeperStates() []KeeperState {
 	return []KeeperState{KeeperKept, KeeperIdle, KeeperUnavailable, KeeperOff}
 }
-
-// QuarantinedShown is how many rules a Status lists; the metric counts all.
-const QuarantinedShown = 100
 
 // A LeftOut is a chain that is not guarded, because there are more rules than canaryd keeps
 // (--max-rules).

@@ -105,9 +105,10 @@ type Status struct {
 	// LearningPendingSince is when an owner first changed something that the generation does not
 	// have yet.
 	LearningPendingSince time.Time `json:"learningPendingSince,omitzero"`
-	// Quarantined are the quarantined rules; the first hundred. These rules were lost, so a
-	// node with one is not healthy.
-	Quarantined []Quarantined `json:"quarantined,omitempty"`
+	// Quarantined are the quarantined rules and parts of native tables, the first hundred, and
+	// QuarantinedMore counts the others. They were lost, so a node with one is not healthy.
+	Quarantined     []Quarantined `json:"quarantined,omitempty"`
+	QuarantinedMore int           `json:"quarantinedMore,omitempty"`
 	// WaitingChains counts the quarantined rules that wait for a rule before them, for the first
 	// hundred chains. It counts all of them, also rules that Quarantined does not list.
 	WaitingChains []WaitingChain `json:"waitingChains,omitempty"`
@@ -258,7 +259,6 @@ func (s Status) Public() Status {
 	hideRule := func(q *Quarantined) { q.Rule, q.Reason = "", "" }
 	s.Quarantined, s.Opaque = changed(s.Quarantined, hideRule), changed(s.Opaque, hideRule)
 	s.Native = changed(s.Native, func(t *NativeTable) {
-		t.Quarantined = changed(t.Quarantined, func(q *NativeQuarantined) { q.Text, q.Reason = "", "" })
 		if t.UnreplayableParts > 0 { // it quotes one of them
 			t.Unreplayable = "the kernel would refuse a part of it"
 		}

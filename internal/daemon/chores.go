@@ -70,7 +70,7 @@ func (d *Daemon) newChores() []chore {
 		{"keep connections", d.keepAt, d.mayKeep, briefLimit, d.keep},
 		{"follow with the standby", d.followAt, (*state).nothingLost, writeLimit, d.followStandby},
 		{"apply the declaration", func(st *state) time.Time { return st.declared.retry.At }, (*state).mayWrite, writeLimit, d.apply},
-		{"empty the quarantine", func(st *state) time.Time { return st.quarantine.retry.At }, (*state).mayWrite, writeLimit, d.readmit},
+		{"empty the quarantine", readmitAt, nil, writeLimit, d.readmit},
 		{"remove doubled jumps", perFamily(func(fs *familyState) time.Time { return fs.undoubleAt }), (*state).mayWrite, writeLimit, d.undouble},
 		{"remove what pods that are gone left", func(st *state) time.Time { return st.pods.RemoveAt }, (*state).mayWrite, writeLimit, d.removeGoneContainers},
 		{"renew the marks", perFamily(rotationAt), (*state).nothingLost, writeLimit, d.rotate},

@@ -316,7 +316,6 @@ func (d *Daemon) Run(ctx context.Context) error {
 			d.takeLeftOut(ctx, st)
 			takeLedTo(ctx, st)
 			d.takeLeadsOut(ctx, st)
-			d.completeRecords(ctx, st)
 			d.closeUnanswered(ctx, st)
 			d.publish(st)
 		}
@@ -343,7 +342,7 @@ func (d *Daemon) job(st *state, families ...rules.Family) reload.Job {
 	j := reload.Job{
 		Families: families, Generation: st.want(), Marks: st.marks.current,
 		Quiet: map[rules.Family]bool{}, Claimed: st.own().Claims,
-		Quarantine: st.quarantine.rules, Sets: st.sets.known, Pace: st.pace,
+		Quarantine: st.quarantine.Rules(), Sets: st.sets.known, Pace: st.pace,
 	}
 	j.LeaveAbsent = func(f rules.Family, t rules.TableName) bool { return d.spares(st, f, t) }
 	now := time.Now()

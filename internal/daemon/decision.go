@@ -242,8 +242,6 @@ func (d *Daemon) Dismiss(ctx context.Context) (api.DismissReply, error) {
 		}
 		reply.Policies = d.dismissPolicies(st)
 		reply.Quarantined, reply.Waiting = d.dismissQuarantined(ctx, st)
-		parts, waiting := d.dismissHeld(ctx, st)
-		reply.Quarantined, reply.Waiting = reply.Quarantined+parts, reply.Waiting+waiting
 		return nil
 	})
 	return reply, err

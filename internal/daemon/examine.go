@@ -84,7 +84,7 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 	x.since = pace.Earliest(start, x.dirty)
 	x.digest, x.at, x.dirty = snapshot.Digest, start, time.Time{}
 	d.yieldToOwner(ctx, st, snapshot)
-	st.readmitReturned(snapshot)
+	st.quarantine.Saw(snapshot, time.Now())
 	d.judgeDecision(ctx, st, snapshot)
 	d.recallLate(st)
 	found := d.judge(ctx, st, f, snapshot, start)
@@ -151,7 +151,7 @@ func (d *Daemon) takeExamined(ctx context.Context, st *state, id rules.TableID, 
 		// The obstacle may vanish without a write that canaryd notices.
 		fs.examined.plan(fs.examined.readEnd.Add(quietWalk))
 	default:
-		d.learn(st, id, x.Section, x.Finding, start)
+		d.learn(ctx, st, id, x.Section, x.Finding, start)
 		ts.setStanding(x.Table, x.Seen)
 		if protect.OnDemand(id.Name) && x.Mark.Nonce != "" && st.want()[id].Bare() && x.Section.Bare() && fs.rotation.at.IsZero() {
 			fs.rotation.plan(start) // the table needs its marks no more

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"context"
 	"slices"
 	"time"
 
@@ -184,11 +185,11 @@ func (fs *familyState) setSection(t rules.TableName, section rules.Section, now 
 }
 
 // learn takes seen, a table's section, into the generation. takeExamined and takeWritten call it
-// after a read without a loss, at now; takeWritten also for a new table that lost its first
-// marks before the proof, with a finding Intact. learn plans a read if a removal waits, and new
-// marks if rules changed. A table that is guarded on demand and holds nothing to guard leaves
+// after a read without a loss, at now. takeWritten also calls it for a new table that lost its
+// first marks before the proof, with a finding Intact. learn plans a read if a removal waits, and
+// new marks if rules changed. A table that is guarded on demand and holds nothing to guard leaves
 // the generation.
-func (d *Daemon) learn(st *state, id rules.TableID, seen rules.Section, finding canary.Finding, now time.Time) {
+func (d *Daemon) learn(ctx context.Context, st *state, id rules.TableID, seen rules.Section, finding canary.Finding, now time.Time) {
 	f, t := id.Family, id.Name
 	fs, ts := st.families[f], st.table(id)
 	fs.setSection(t, seen, now)
@@ -201,10 +202,10 @@ func (d *Daemon) learn(st *state, id rules.TableID, seen rules.Section, finding 
 	}
 	learned := st.generation.learned
 	before, first := learned.Generation[id], !learned.Knows(f, t)
-	seen, podsWait := d.learnable(st, id, seen, now)
+	seen, podsWait := d.learnable(ctx, st, id, seen, now)
 	seen, doubtOver := d.keepDoubted(st, id, seen, now)
 	next, again := learned.Learn(f, t, seen, finding, now)
-	next = d.releaseRemoved(st, id, before, next)
+	next = d.releaseRemoved(ctx, st, id, before, next)
 	changed := !before.Equal(next.Generation[id])
 	if !first && changed {
 		st.accept(id, before, next.Generation[id], now)
@@ -241,9 +242,9 @@ func (d *Daemon) learn(st *state, id rules.TableID, seen rules.Section, finding 
 // learnable returns the part of a read that the generation may take. To seen, a section, it adds
 // the quarantined rules, and the rules of running pods that are missing for less than their
 // grace. It takes away declared rules and doubles of jumps. podsWait: it added rules of pods.
-func (d *Daemon) learnable(st *state, id rules.TableID, seen rules.Section, now time.Time) (_ rules.Section, podsWait bool) {
+func (d *Daemon) learnable(ctx context.Context, st *state, id rules.TableID, seen rules.Section, now time.Time) (_ rules.Section, podsWait bool) {
 	before := st.generation.learned.Generation[id]
-	seen = d.supplement(st, id, seen)
+	seen = d.supplement(ctx, st, id, seen)
 	if id.Name == rules.Nat {
 		kept, _ := st.pods.KeptFor(id.Family)
 		seen, podsWait = reload.KeepContainers(before, seen, kept), len(kept) > 0

@@ -258,8 +258,12 @@ func (d *Daemon) recovered(ctx context.Context, st *state, result reload.Result)
 		return
 	}
 	end := ended{tables: []string{l.hit.Text()}, outcome: l.recovery.outcome(result), back: l.recovery.provedAt(), attempts: l.attempts + 1}
-	if end.outcome.Done() && st.quarantines(l.hit) { // put there by an earlier try of the same loss
+	earlier := false // all that the tables lack was in quarantine before
+	switch lacks := st.quarantine.Lacks(l.record.ID); {
+	case lacks && end.outcome.Done(): // an earlier try of the same loss put it there
 		end.outcome = reload.Partial
+	case !lacks && end.outcome == reload.Partial:
+		earlier, end.outcome = true, reload.Proved
 	}
 	if l.record.Drill == api.DrillCanary && end.outcome.Done() {
 		end.outcome = api.Drilled
@@ -267,7 +271,7 @@ func (d *Daemon) recovered(ctx context.Context, st *state, result reload.Result)
 		end.outcome = reload.Skipped
 	}
 	for _, fr := range result {
-		if fr.Err != nil { // rules that had to be left out
+		if fr.Err != nil && !earlier { // rules that had to be left out
 			end.detail = fr.Err.Error()
 			st.flushLog(ctx).Error(fr.Err, "Not all of the rules could be put back", "flush", l.record.ID)
 		}
@@ -275,10 +279,7 @@ func (d *Daemon) recovered(ctx context.Context, st *state, result reload.Result)
 			end.written, end.kernel = fr.Written, fr.Kernel
 		}
 	}
-	d.logQuarantined(ctx, result)
-	if end.outcome == reload.Partial {
-		st.keepIncomplete(l)
-	}
+	d.logWeakened(ctx, result)
 	d.endLoss(ctx, st, st.flushLog(ctx), &l.answer, &end)
 	d.logDetours(ctx, st, l, result)
 }

@@ -64,7 +64,7 @@ func (d *Daemon) learnMoment(st *state, id rules.TableID, before iptables.Snapsh
 	_, seen := x.Section.Split(st.declared.now.Claims)
 	was := learned.Generation[id]
 	next := reload.Grown(was, seen)
-	if len(st.quarantine.rules[id]) == 0 { // else seen lacks rules that no process removed
+	if st.quarantine.Count(id) == 0 { // else seen lacks rules that no process removed
 		q, upto := d.inquire(context.Background()), culprit.Read{Digest: before.Digest, At: now}
 		next = reload.Cut(next, seen, func(chain, target string) bool { return q.ByOwner(id, ts.settled, upto, chain, target) })
 	}
@@ -86,7 +86,7 @@ func (d *Daemon) keepDoubted(st *state, id rules.TableID, seen rules.Section, no
 	fs, ts, before := st.families[id.Family], st.table(id), st.generation.learned.Generation[id]
 	since, upto := ts.doubted, culprit.Read{Digest: fs.examined.digest, At: now}
 	kept, ts.doubted = seen, nil
-	if !fs.looked.stamp.Exact || len(st.quarantine.rules[id]) > 0 {
+	if !fs.looked.stamp.Exact || st.quarantine.Count(id) > 0 {
 		return kept, again
 	}
 	inquire := sync.OnceValue(func() culprit.Inquiry { return d.inquire(context.Background()) })

@@ -19,6 +19,7 @@ import (
 	"github.com/canaryd/canaryd/internal/drill"
 	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/internal/pace"
+	"github.com/canaryd/canaryd/internal/quarantine"
 	"github.com/canaryd/canaryd/internal/sdnotify"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -217,7 +218,12 @@ func situations() map[string]situation {
 				Claims:     func(chain string) bool { return chain == "OPS" },
 			}, time.Now())
 		},
-		"empty the quarantine":                now(func(st *state) *time.Time { return &st.quarantine.retry.At }),
+		"empty the quarantine": func(t *testing.T, d *Daemon, st *state, _ *iptablestest.Fake) {
+			id := rules.IPv4.Table(rules.Nat)
+			section := st.generation.learned.Generation[id]
+			d.setQuarantine(t.Context(), st, id, []reload.QuarantinedRule{{Chain: section.Chains[0].Name, Rule: section.Chains[0].Rules[0]}}, nil, quarantine.Recall)
+			st.quarantine.Plan(id, time.Now())
+		},
 		"remove doubled jumps":                ipv4(func(fs *familyState) *time.Time { return &fs.undoubleAt }),
 		"remove what pods that are gone left": now(func(st *state) *time.Time { return &st.pods.RemoveAt }),
 		"renew the marks": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
@@ -270,13 +276,13 @@ func situations() map[string]situation {
 			d.followPolicies(st, id, map[string]string{"INPUT": "ACCEPT"})
 			d.followPolicies(st, id, map[string]string{"INPUT": "DROP"})
 		},
-		"empty the quarantine of native tables": func(t *testing.T, d *Daemon, st *state, _ *iptablestest.Fake) {
+		"empty the quarantine" + ofNative: func(t *testing.T, d *Daemon, st *state, _ *iptablestest.Fake) {
 			r := native.Repair{Remedy: native.ByCreate, Want: natTable(proxyTable, "a", "b", "c")}
 			if table := st.native.tables[proxyTable]; table == nil || !r.Leave(native.Spot{Kind: nft.Rules, At: 1, In: 2}, "a test") {
 				t.Fatal("there is nothing to be held")
 			}
-			d.hold(st, st.native.tables[proxyTable], r.Held())
-			st.native.readmit.At = time.Now()
+			d.setQuarantine(t.Context(), st, proxyTable, nil, r.Held(), quarantine.Recall)
+			st.quarantine.Plan(proxyTable, time.Now())
 		},
 		"rehearse native tables": func(_ *testing.T, d *Daemon, st *state, _ *iptablestest.Fake) {
 			d.cfg.Native.Rehearse = func(*native.Table) error { return errNativeBroken }

@@ -31,7 +31,7 @@ func TestNativeStoredImmune(t *testing.T) {
 		}
 		k.wantNative(t, tableOf(proxyTable, "a", "b"))
 		k.wantNative(t, owned)
-		checked, err := store.CheckStored(k, everyTable)
+		checked, _, err := store.CheckStored(k, everyTable)
 		must(t, err)
 		for _, row := range checked {
 			if row.Verdict != "intact" || row.Immune != (row.Table == "ip docker-bridges") {
@@ -73,7 +73,7 @@ func TestNativeStoredUnknown(t *testing.T) {
 						t.Errorf("%s: %d rows and the error %v, want none and %q", what, rows, err, test.want)
 					}
 				}
-				checked, err := store.CheckStored(kernel, test.protects)
+				checked, _, err := store.CheckStored(kernel, test.protects)
 				says("a check", len(checked), err)
 				restored, err := store.RestoreStored(kernel, test.protects, false, nil)
 				says("a restore", len(restored), err)

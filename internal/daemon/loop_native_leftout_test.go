@@ -356,7 +356,7 @@ func TestNativeTooLargeWithoutDaemon(t *testing.T) {
 		k.sync(bigOf(60))
 		k.deleteTable(proxyTable)
 		k.with(func() { clear(k.witness) })
-		checked, err := store.CheckStored(k, everyTable)
+		checked, _, err := store.CheckStored(k, everyTable)
 		must(t, err)
 		for _, row := range checked {
 			if want := map[string]string{"inet big": "unknown", "ip kube-proxy": "table_deleted"}[row.Table]; string(row.Verdict) != want {

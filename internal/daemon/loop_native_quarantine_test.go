@@ -1,144 +1,70 @@
 package daemon
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/pkg/canary"
-	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// wantParts fails unless so many parts of kube-proxy's table are in quarantine, and all faces say
-// so.
-func (r *rig) wantParts(want int) {
-	r.t.Helper()
-	s := r.d.Status()
-	i := slices.IndexFunc(s.Native, func(t api.NativeTable) bool { return t.Table == proxyTable.NFT() })
-	if i < 0 {
-		r.t.Fatalf("kube-proxy's table is not guarded: %+v", s.Native)
-	}
-	row := s.Native[i]
-	if row.QuarantinedParts != want || len(row.Quarantined) != want || (row.Verdict == canary.Partial) != (want > 0) {
-		r.t.Fatalf("the row says %+v, want %d parts in quarantine", row, want)
-	}
-	if (s.Ready() != nil) != (want > 0) || want > 0 && !strings.Contains(s.Headline, "could not be put back") {
-		r.t.Errorf("with %d parts in quarantine: %q, ready: %v", want, s.Headline, s.Ready())
-	}
-	gauge := r.metrics("quarantined_rules")["quarantined_rules{family=ip,table=ip kube-proxy}"]
-	if int(gauge) != want {
-		r.t.Errorf("canaryd_quarantined_rules is %v, want %d; of %v", gauge, want, r.metrics("quarantined_rules"))
-	}
-	for _, q := range s.Public().Native[i].Quarantined {
-		if q.Text != "" || q.Reason != "" {
-			r.t.Errorf("all may read %+v", q)
-		}
-	}
-}
-
-// TestARefusedRuleCostsItself: after a flush the kernel refuses one rule. canaryd restores the
-// others at once and quarantines that one, which counts as no other loss. It restores the rule
-// once the kernel takes it, and the record ends.
-func TestARefusedRuleCostsItself(t *testing.T) {
-	for _, how := range []struct {
-		name, kind string
-		do         func(k *fakeNative)
-	}{
-		{"flush ruleset", "table_deleted", (*fakeNative).flushRuleset},
-		{"flush table", "emptied", func(k *fakeNative) { k.flushTable(proxyTable) }},
-		{"made again from a file", "table_deleted", func(k *fakeNative) { k.reload(tableOf(proxyTable, "old")) }},
-	} {
-		t.Run(how.name, func(t *testing.T) {
-			nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
-				k.with(func() { k.refusesRule = "b" })
-				how.do(k)
-				r.after(time.Second)
-				k.wantNative(t, tableOf(proxyTable, "a"))
-				r.wantParts(1)
-				r.wantOneFlush(how.kind, reload.Partial)
-				heals := k.count().heals
-				r.after(time.Minute) // canaryd tries it again, without a commit
-				r.wantParts(1)
-				if n := k.count().heals; n != heals {
-					t.Errorf("%d replays, want %d", n, heals)
-				}
-				how.do(k) // the present rules are guarded as before
-				r.after(time.Second)
-				k.wantNative(t, tableOf(proxyTable, "a"))
-				r.wantParts(1)
-				k.with(func() { k.refusesRule = "" })
-				r.after(time.Minute)
-				k.wantNative(t, tableOf(proxyTable, "a", "b"))
-				r.wantParts(0)
-				r.wantReady()
-				for _, f := range r.d.Status().Flushes {
-					if f.Outcome != reload.Proved {
-						t.Errorf("a record ends %s", f.Outcome)
-					}
-				}
-				for _, line := range []string{"A part of a table is in quarantine", "Parts of a table were put back from quarantine", "Nothing that a flush took is missing any more"} {
-					if !strings.Contains(r.log.String(), line) {
-						t.Errorf("the log lacks %q", line)
-					}
-				}
-			})
-		})
-	}
-}
-
-// TestAnOwnerEndsAQuarantine: a rule stays in quarantine while its owner writes other things.
-// It leaves when the owner writes it, its chain or its table again, or an operator accepts its
-// loss. Only the operator's decision leaves the record partial.
-func TestAnOwnerEndsAQuarantine(t *testing.T) {
+// TestNativeQuarantine: a native table's rule stays in quarantine while its owner writes another
+// one, and not when the owner makes its table again. `canaryd check` without a daemon knows it.
+func TestNativeQuarantine(t *testing.T) {
 	for _, test := range []struct {
 		name string
-		do   func(r *rig, k *fakeNative)
+		do   func(k *fakeNative)
 		left int
 		want *native.Table
+		ends api.Outcome
 	}{
-		{"another rule", func(_ *rig, k *fakeNative) { k.sync(tableOf(proxyTable, "a", "new")) }, 1, tableOf(proxyTable, "a", "new")},
-		{"the rule", func(_ *rig, k *fakeNative) { k.sync(tableOf(proxyTable, "a", "b")) }, 0, tableOf(proxyTable, "a", "b")},
-		{"its chain", func(_ *rig, k *fakeNative) { k.sync(tableOf(proxyTable, "c", "d")) }, 0, tableOf(proxyTable, "c", "d")},
-		{"its table", func(_ *rig, k *fakeNative) { k.again(tableOf(proxyTable, "a", "c")) }, 0, tableOf(proxyTable, "a", "c")},
-		{"an operator", func(r *rig, _ *fakeNative) {
-			reply, err := r.d.Dismiss(r.t.Context())
-			if err != nil || reply.Quarantined != 1 {
-				r.t.Errorf("%+v, %v", reply, err)
-			}
-		}, 0, tableOf(proxyTable, "a")},
+		{"another rule", func(k *fakeNative) { k.sync(tableOf(proxyTable, "a", "new")) }, 1, tableOf(proxyTable, "a", "new"), reload.Partial},
+		{"its table", func(k *fakeNative) { k.again(tableOf(proxyTable, "a", "c")) }, 0, tableOf(proxyTable, "a", "c"), reload.Proved},
+		{"a file", func(k *fakeNative) { k.reload(tableOf(proxyTable, "old")) }, 1, tableOf(proxyTable, "a"), reload.Partial},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
+			store := nativestore.New(t.TempDir(), nativestore.Identity{})
+			nativeNode(t, setup{nativeStore: store}, func(t *testing.T, r *rig, k *fakeNative) {
 				k.with(func() { k.refusesRule = "b" })
 				k.flushRuleset()
 				r.after(time.Second)
-				r.wantParts(1)
-				test.do(r, k)
+				r.wantQuarantine(1)
+				test.do(k)
 				r.after(time.Minute)
-				r.wantParts(test.left)
+				r.wantQuarantine(test.left)
 				k.wantNative(t, test.want)
-				k.with(func() { k.refusesRule = "" })
-				r.after(time.Minute)
-				r.wantParts(0)
-				if test.left == 0 {
-					k.wantNative(t, test.want)
+				if f := r.records(0)[0]; f.Outcome != test.ends {
+					t.Errorf("the record ends %s, want %s", f.Outcome, test.ends)
 				}
-				ends := reload.Proved
-				if test.name == "an operator" {
-					ends = reload.Partial
+				r.stop()
+				rows, parts, err := store.CheckStored(k, func(id tableid.TableID) bool { return id == proxyTable })
+				if err != nil || len(rows) != 1 || (rows[0].Verdict == canary.Partial) != (test.left > 0) || rows[0].QuarantinedParts != test.left || len(parts) != test.left {
+					t.Errorf("a check says %+v, %+v, %v", rows, parts, err)
 				}
-				r.wantOneFlush("table_deleted", ends)
 			})
 		})
 	}
+}
+
+// TestARecordThatLacksADevice: a replay left out a device and a rule. The rule comes back, and the
+// record stays partial.
+func TestARecordThatLacksADevice(t *testing.T) {
+	nativeNode(t, setup{}, func(_ *testing.T, r *rig, k *fakeNative) {
+		k.with(func() { k.refusesRule, k.lacking = "b", []string{"eth9"} })
+		k.flushRuleset()
+		r.after(10 * time.Second)
+		r.wantQuarantine(1)
+		k.with(func() { k.refusesRule = "" })
+		r.after(time.Minute)
+		r.wantQuarantine(0)
+		r.wantOneFlush("table_deleted", reload.Partial)
+	})
 }
 
 // TestWhatIsLearnedIsRehearsed: canaryd rehearses each change of a table, within a minute, also
@@ -205,42 +131,7 @@ func TestARestoreOfARefusedRuleIsPartial(t *testing.T) {
 		if err != nil || i < 0 || reply.Native[i].Outcome != reload.Partial || !strings.Contains(reply.Native[i].Detail, "quarantine") {
 			t.Errorf("%+v, %v", reply.Native, err)
 		}
-		r.wantParts(1)
+		r.wantQuarantine(1)
 		r.wantLog("The rules are back, but some had to be left out, or are not proved")
 	})
-}
-
-// TestANativeQuarantineSurvivesARestart: the next run knows the quarantine, also if the table
-// was flushed in between. `canaryd check` without a daemon knows it too.
-func TestANativeQuarantineSurvivesARestart(t *testing.T) {
-	for _, flushed := range []bool{false, true} {
-		t.Run(fmt.Sprintf("flushed between them: %t", flushed), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				k, store := newFakeNative(tableOf(proxyTable, "a", "b")), nativestore.New(t.TempDir(), nativestore.Identity{})
-				r := start(t, iptables.NFT, setup{guarded: k, nativeStore: store})
-				r.after(time.Minute)
-				k.with(func() { k.refusesRule = "b" })
-				k.flushRuleset()
-				r.after(time.Minute)
-				r.wantParts(1)
-				r.stop()
-				rows, err := store.CheckStored(k, func(tableid.TableID) bool { return true })
-				if err != nil || len(rows) != 1 || rows[0].Verdict != canary.Partial || rows[0].QuarantinedParts != 1 {
-					t.Errorf("a check says %+v, %v", rows, err)
-				}
-				if flushed {
-					k.flushTable(proxyTable)
-					k.with(func() { k.unheard = nil })
-				}
-				r = run(t, r.fake, setup{guarded: k, nativeStore: store})
-				r.after(time.Minute)
-				r.wantParts(1)
-				k.wantNative(t, tableOf(proxyTable, "a"))
-				k.with(func() { k.refusesRule = "" })
-				r.after(time.Minute)
-				r.wantParts(0)
-				k.wantNative(t, tableOf(proxyTable, "a", "b"))
-			})
-		})
-	}
 }

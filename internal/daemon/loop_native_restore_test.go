@@ -156,7 +156,7 @@ func TestNativeRestoreStored(t *testing.T) {
 			r.stop()
 			test.do(k)
 			all := func(tableid.TableID) bool { return true }
-			verdicts, err := store.CheckStored(k, all)
+			verdicts, _, err := store.CheckStored(k, all)
 			must(t, err)
 			if len(verdicts) != 1 || verdicts[0].Verdict != test.verdict || verdicts[0].Rules != 3 {
 				t.Errorf("%s: a check says %+v, want %s", test.name, verdicts, test.verdict)

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -32,7 +33,7 @@ func TestRulesThatWaitComeBackInTheirPlaces(t *testing.T) {
 		write []string // CHAIN is the chain
 		want  []string // the chain's rules in the end
 		left  int      // rules in quarantine then
-		ends  reload.Outcome
+		ends  api.Outcome
 	}{
 		{"the owner inserts the rule in its place", whole, []string{"-I CHAIN 2 " + orderOdd}, all, 0, reload.Proved},
 		{"it appends the rule", whole, []string{"-A CHAIN " + orderOdd}, all, 0, reload.Proved},
@@ -43,10 +44,10 @@ func TestRulesThatWaitComeBackInTheirPlaces(t *testing.T) {
 		},
 		{
 			"it writes its chain without one of them", whole, []string{":CHAIN - [0:0]", "-A CHAIN " + orderFirst, "-A CHAIN " + orderOdd, "-A CHAIN " + orderThird},
-			[]string{orderFirst, orderOdd, orderThird}, 0, reload.Partial,
+			[]string{orderFirst, orderOdd, orderThird}, 0, reload.Proved,
 		},
-		{"it writes another chain", whole, []string{":CHAIN - [0:0]", "-A CHAIN " + orderNew}, []string{orderNew}, 0, reload.Partial},
-		{"it removes its chain", whole, []string{"-F CHAIN", "-D FORWARD -j CHAIN", "-X CHAIN"}, nil, 0, reload.Partial},
+		{"it writes another chain", whole, []string{":CHAIN - [0:0]", "-A CHAIN " + orderNew}, []string{orderNew}, 0, reload.Proved},
+		{"it removes its chain", whole, []string{"-F CHAIN", "-D FORWARD -j CHAIN", "-X CHAIN"}, nil, 0, reload.Proved},
 		{"the owner of another rule adds one", piecewise, []string{"-A CHAIN " + orderNew}, []string{orderFirst, orderNew}, 3, reload.Partial},
 		{"the owner of another rule deletes it", piecewise, []string{"-D CHAIN " + orderFirst}, []string{}, 3, reload.Partial},
 		{"the owner of the rule puts it back", piecewise, []string{"-A CHAIN " + orderOdd}, all, 0, reload.Proved},

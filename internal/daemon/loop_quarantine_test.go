@@ -1,15 +1,21 @@
 package daemon
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
+	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -63,18 +69,22 @@ func flushDelete(t *testing.T, fake *iptablestest.Fake) {
 	}
 }
 
+// wantQuarantine fails unless so many rules are in quarantine, and all faces say so.
 func (r *rig) wantQuarantine(want int) {
 	r.t.Helper()
 	s := r.d.Status()
 	if len(s.Quarantined) != want {
 		r.t.Fatalf("status names %d rules in quarantine, want %d: %v", len(s.Quarantined), want, s.Quarantined)
 	}
-	gauge := 0.0
+	gauge, parts, partial := 0.0, 0, len(s.Tally().Lost) > 0
 	for _, value := range r.metrics("quarantined_rules") {
 		gauge += value
 	}
-	if gauge != float64(want) {
-		r.t.Errorf("canaryd_quarantined_rules is %v, want %d", gauge, want)
+	for _, row := range s.Native {
+		parts += row.QuarantinedParts
+	}
+	if gauge != float64(want) || partial != (want > 0) || parts > 0 && parts != want {
+		r.t.Errorf("canaryd_quarantined_rules is %v, a table is partial: %t, rows have %d; want %d", gauge, partial, parts, want)
 	}
 	// A lost rule in quarantine makes the node unhealthy, and all faces say so.
 	words := map[bool]string{true: "healthy", false: "NOT healthy: " + s.PartialCount() + ": "}[want == 0]
@@ -95,76 +105,247 @@ func (r *rig) wantQuarantine(want int) {
 	}
 }
 
-// TestALearnedRuleThatDependsOnAMissingChainComesBackWithIt: the rule stays in the generation
-// and is reported. canaryd restores it once the chain exists.
-func TestALearnedRuleThatDependsOnAMissingChainComesBackWithIt(t *testing.T) {
+// A heldNode is a node whose stories are about a rule of one kind of table, b, that cannot be put
+// back. The table's chain has the rules a and b.
+type heldNode struct {
+	*rig
+	k       *fakeNative // nil: the stories are about a table of iptables
+	next    func() setup
+	flush   func()
+	refuse  func(bool) // b cannot be written from now on, or can
+	sync    func(rules ...string)
+	rules   func() []string // of the chain
+	commits func() int      // writes of canaryd so far
+}
+
+var ipvsRules = map[string]string{
+	"a": `-m comment --comment "Kubernetes service lb portal" -m set --match-set KUBE-LOAD-BALANCER dst,dst -j KUBE-LOAD-BALANCER`,
+	"b": `-m comment --comment "Kubernetes service cluster ip" -m set --match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT`,
+	"c": "-d 10.9.9.9/32 -j KUBE-MARK-MASQ",
+}
+
+// eachKind runs a story for each kind of table.
+func eachKind(t *testing.T, story func(t *testing.T, n *heldNode)) {
+	t.Helper()
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
-		dir, id0 := t.TempDir(), identity(backend)
-		r := run(t, ipvsFake(t, backend), setup{store: openStore(t, dir, id0)})
-		r.settled()
-		before, id := r.fake.SaveTable(rules.IPv4, rules.Filter), r.d.Status().Generation.ID
-		flushDelete(t, r.fake)
-		r.settled()
-		r.wantQuarantine(2) // the rule, and the rule behind it
-		if f := r.d.Status().Flushes[0]; f.Outcome != reload.Partial || !strings.Contains(f.Detail, "chain CORP-CANARY is missing") {
-			t.Errorf("the flush ended %s: %s", f.Outcome, f.Detail)
+		dir, records, id := t.TempDir(), t.TempDir(), identity(backend)
+		n := &heldNode{next: func() setup { return setup{store: openStore(t, dir, id), journal: records} }}
+		n.rig = run(t, ipvsFake(t, backend), n.next())
+		n.flush = func() {
+			must(t, n.fake.Flush(rules.IPv4, rules.Nat, ""))
+			n.fake.Sets().Destroy(clusterIPs.Name)
 		}
-		r.after(time.Minute)
-		r.wantQuarantine(2)
-		if got := r.d.Status().Generation.ID; got != id {
-			t.Errorf("the generation is %s, want %s: what is in quarantine belongs to it", got, id)
+		n.refuse = func(is bool) {
+			if is {
+				n.fake.Sets().Refuse(clusterIPs.Name, nft.ErrPermission)
+			} else {
+				n.fake.Sets().Refuse(clusterIPs.Name, nil)
+				n.fake.Sets().Put(clusterIPs)
+			}
 		}
-		// The next run knows the quarantine.
-		r.stop()
-		r = run(t, r.fake, setup{store: openStore(t, dir, id0)})
-		r.settled()
-		r.wantQuarantine(2)
-		must(t, r.fake.RestoreNoflush(rules.IPv4, "*filter\n:CORP-CANARY - [0:0]\n-A CORP-CANARY -s 203.0.113.0/24 -j ACCEPT\nCOMMIT\n"))
-		r.settled()
-		r.wantReady()
-		r.wantQuarantine(0)
-		if got := unmarked(r.fake.SaveTable(rules.IPv4, rules.Filter)); got != unmarked(before) {
-			t.Errorf("filter is\n%s\nwant\n%s", got, unmarked(before))
+		n.sync = func(list ...string) {
+			lines := []string{":KUBE-SERVICES - [0:0]"}
+			for _, r := range list {
+				if r == "b" {
+					n.fake.Sets().Put(clusterIPs)
+				}
+				lines = append(lines, "-A KUBE-SERVICES "+ipvsRules[r])
+			}
+			n.write(rules.Nat, lines...)
 		}
-		if got := r.d.Status().Generation.ID; got != id {
-			t.Errorf("the generation is %s, want %s", got, id)
+		n.rules = func() (list []string) {
+			for _, r := range n.chain(rules.IPv4, rules.Nat, "KUBE-SERVICES") {
+				for name, spec := range ipvsRules {
+					if r == spec {
+						list = append(list, name)
+					}
+				}
+			}
+			return list
+		}
+		n.commits = func() int { return n.fake.Restores() }
+		story(t, n)
+	})
+	t.Run("native", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			dir, records, stored := t.TempDir(), t.TempDir(), nativestore.New(t.TempDir(), nativestore.Identity{})
+			k := newFakeNative(tableOf(proxyTable, "a", "b"))
+			n := &heldNode{k: k, flush: func() { k.flushTable(proxyTable) }, commits: func() int { return k.count().heals }}
+			n.next = func() setup {
+				return setup{guarded: k, store: openStore(t, dir, identity(iptables.NFT)), journal: records, nativeStore: stored}
+			}
+			n.rig = start(t, iptables.NFT, n.next())
+			n.refuse = func(is bool) { k.with(func() { k.refusesRule = map[bool]string{true: "b"}[is] }) }
+			n.sync = func(list ...string) { k.sync(tableOf(proxyTable, list...)) }
+			n.rules = func() (list []string) {
+				for _, name := range []string{"a", "b", "c"} {
+					if slices.ContainsFunc(k.standing(proxyTable).Chain("services").Rules, func(r native.Rule) bool { return string(r.Attrs) == string(ruleOf(name).Attrs) }) {
+						list = append(list, name)
+					}
+				}
+				return list
+			}
+			story(t, n)
+		})
+	})
+}
+
+// wantHeld fails unless so many rules are in quarantine, all faces say so, and the chain has the
+// others.
+func (n *heldNode) wantHeld(want int, rules ...string) {
+	n.t.Helper()
+	n.wantQuarantine(want)
+	if got := n.rules(); !slices.Equal(got, rules) {
+		n.t.Errorf("the chain has the rules %v, want %v", got, rules)
+	}
+}
+
+// wantEnds fails unless the flush records end so, the oldest first.
+func (n *heldNode) wantEnds(want ...api.Outcome) {
+	n.t.Helper()
+	var got []api.Outcome
+	for _, f := range n.records(0) {
+		got = append(got, f.Outcome)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		n.t.Errorf("records (-want +got):\n%s", diff)
+	}
+}
+
+// restart ends the run and begins the next one.
+func (n *heldNode) restart() {
+	n.stop()
+	*n.rig = *run(n.t, n.fake, n.next())
+	n.after(10 * time.Second)
+}
+
+// held begins a story: b cannot be put back after a flush.
+func (n *heldNode) held() {
+	n.t.Helper()
+	n.after(10 * time.Second)
+	n.refuse(true)
+	n.flush()
+	n.after(10 * time.Second)
+	n.wantHeld(1, "a")
+	n.wantEnds(reload.Partial)
+}
+
+// TestARefusedRuleCostsItself: after a flush one rule cannot be put back. canaryd restores the
+// others, and tries that rule at growing intervals, without a commit. A second flush has a proved
+// record, because it did not take the rule. Once the rule is back, the first record is proved.
+func TestARefusedRuleCostsItself(t *testing.T) {
+	eachKind(t, func(_ *testing.T, n *heldNode) {
+		n.held()
+		commits := n.commits()
+		n.after(time.Minute)
+		n.wantHeld(1, "a")
+		if now := n.commits(); now != commits {
+			n.t.Errorf("%d commits, want %d", now, commits)
+		}
+		n.flush()
+		n.after(10 * time.Second)
+		n.wantHeld(1, "a")
+		n.wantEnds(reload.Partial, reload.Proved)
+		n.refuse(false)
+		n.after(time.Minute)
+		n.wantHeld(0, "a", "b")
+		n.wantReady()
+		n.wantEnds(reload.Proved, reload.Proved)
+		if f := n.records(0)[0]; f.AbsentSeconds < 60 {
+			n.t.Errorf("the first record has an absence of %v s", f.AbsentSeconds)
+		}
+		for _, line := range []string{"A part of a table is in quarantine: it could not be put back", "Parts of a table were put back from quarantine",
+			"Nothing that a flush took is missing any more"} {
+			if got := strings.Count(n.log.String(), line); got != 1 {
+				n.t.Errorf("the log has %d times %q", got, line)
+			}
 		}
 	})
 }
 
-// TestAQuarantinedRuleIsDismissed: an operator accepts the loss of a rule. The node is healthy
-// then, and canaryd restores the rule neither with its chain nor after a flush. It restores at
-// once the rule that waited behind it.
-func TestAQuarantinedRuleIsDismissed(t *testing.T) {
+// TestADecisionEndsAQuarantine: a rule stays in quarantine until its owner writes it, or its chain,
+// or an operator accepts its loss. The record says which.
+func TestADecisionEndsAQuarantine(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		do   func(n *heldNode)
+		left int
+		want []string
+		ends api.Outcome
+	}{
+		{"nothing", func(*heldNode) {}, 1, []string{"a"}, reload.Partial},
+		{"its owner writes the rule", func(n *heldNode) { n.sync("a", "b") }, 0, []string{"a", "b"}, reload.Proved},
+		{"its owner writes its chain", func(n *heldNode) { n.sync("c") }, 0, []string{"c"}, reload.Proved},
+		{"an operator", func(n *heldNode) {
+			for _, want := range []int{1, 0} {
+				if reply, err := n.d.Dismiss(n.t.Context()); err != nil || reply.Quarantined != want || reply.Waiting != 0 {
+					n.t.Errorf("%+v, %v; want %d", reply, err, want)
+				}
+			}
+		}, 0, []string{"a"}, api.Dismissed},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			eachKind(t, func(_ *testing.T, n *heldNode) {
+				n.held()
+				test.do(n)
+				n.after(time.Minute)
+				n.wantHeld(test.left, test.want...)
+				n.wantEnds(test.ends)
+				if test.left > 0 {
+					return
+				}
+				n.refuse(false)
+				n.restart()
+				n.flush() // the decision holds after it, too
+				n.after(time.Minute)
+				n.wantHeld(0, test.want...)
+				n.wantEnds(test.ends, reload.Proved)
+			})
+		})
+	}
+}
+
+// TestAQuarantineSurvivesARestart: the next run knows the quarantine and its flush, also if the
+// table was flushed in between.
+func TestAQuarantineSurvivesARestart(t *testing.T) {
+	for _, flushed := range []bool{false, true} {
+		t.Run(fmt.Sprintf("flushed between them: %t", flushed), func(t *testing.T) {
+			eachKind(t, func(_ *testing.T, n *heldNode) {
+				n.held()
+				n.after(time.Minute)
+				n.stop()
+				if flushed {
+					n.flush()
+				}
+				n.restart()
+				n.wantHeld(1, "a")
+				n.refuse(false)
+				n.after(time.Minute)
+				n.wantHeld(0, "a", "b")
+				if f := n.records(0)[0]; f.Outcome != reload.Proved {
+					n.t.Errorf("the record ends %s", f.Outcome)
+				}
+			})
+		})
+	}
+}
+
+// TestALearnedRuleThatDependsOnAMissingChainComesBackWithIt: the rule stays in the generation, and
+// is back at once when the chain is.
+func TestALearnedRuleThatDependsOnAMissingChainComesBackWithIt(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
-		dir, id0 := t.TempDir(), identity(backend)
-		r := run(t, ipvsFake(t, backend), setup{store: openStore(t, dir, id0)})
+		r := run(t, ipvsFake(t, backend), setup{})
 		r.settled()
+		before, id := r.fake.SaveTable(rules.IPv4, rules.Filter), r.d.Status().Generation.ID
 		flushDelete(t, r.fake)
-		r.settled()
-		r.wantQuarantine(2)
-		reply, err := r.d.Dismiss(t.Context())
-		must(t, err)
-		if reply.Quarantined != 1 || reply.Waiting != 1 {
-			t.Errorf("the reply is %+v, want one rule, and one that waited", reply)
-		}
-		r.settled()
-		r.wantReady()
-		r.wantQuarantine(0)
-		r.stop()
-		r = run(t, r.fake, setup{store: openStore(t, dir, id0)})
-		r.settled()
-		r.wantQuarantine(0)
-		flushDelete(t, r.fake)
+		r.after(time.Minute)
+		r.wantQuarantine(2) // the rule, and the rule behind it
 		must(t, r.fake.RestoreNoflush(rules.IPv4, "*filter\n:CORP-CANARY - [0:0]\n-A CORP-CANARY -s 203.0.113.0/24 -j ACCEPT\nCOMMIT\n"))
 		r.settled()
 		r.wantReady()
 		r.wantQuarantine(0)
-		if saved := r.fake.SaveTable(rules.IPv4, rules.Filter); strings.Contains(saved, "-A KUBE-FORWARD -j CORP-CANARY") || !strings.Contains(saved, "-A KUBE-FORWARD -m mark") {
-			t.Errorf("filter is\n%s", saved)
-		}
-		if again, err := r.d.Dismiss(t.Context()); err != nil || again.Quarantined != 0 {
-			t.Errorf("asked again: %+v, %v", again, err)
+		if got := unmarked(r.fake.SaveTable(rules.IPv4, rules.Filter)); got != unmarked(before) || r.d.Status().Generation.ID != id {
+			t.Errorf("the generation is %s, want %s; filter is\n%s\nwant\n%s", r.d.Status().Generation.ID, id, got, unmarked(before))
 		}
 	})
 }
@@ -283,38 +464,6 @@ func TestCapturedSetsComeBackWithTheirMembers(t *testing.T) {
 		must(t, err)
 		if got := sets[clusterIPs.Name]; !equalSets(got, newer) {
 			t.Errorf("the set came back as %v, want %v", got, newer)
-		}
-	})
-}
-
-// TestASetThatNobodyCanMakeHoldsBackItsRuleAlone: an ipset cannot be made, and only its rule
-// waits. canaryd tries at growing distances, until the owner makes the set.
-func TestASetThatNobodyCanMakeHoldsBackItsRuleAlone(t *testing.T) {
-	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
-		r := run(t, ipvsFake(t, backend), setup{})
-		r.settled()
-		r.fake.Sets().Refuse(clusterIPs.Name, nft.ErrPermission)
-		for _, table := range protect.Always() {
-			must(t, r.fake.Flush(rules.IPv4, table, ""))
-		}
-		r.fake.Sets().Destroy(clusterIPs.Name)
-		r.settled()
-		r.wantQuarantine(1)
-		tries := r.fake.Begins()
-		r.after(10 * time.Minute)
-		r.wantQuarantine(1)
-		if tried := r.fake.Begins() - tries; tried < 10 || tried > 60 {
-			t.Errorf("it was tried %d times in 10 minutes, want about 25", tried)
-		}
-		r.fake.Sets().Put(clusterIPs) // as its owner does
-		r.after(pace.LastTry + time.Second)
-		r.wantReady()
-		r.wantQuarantine(0)
-		if saved := r.fake.SaveTable(rules.IPv4, rules.Nat); strings.Count(saved, "-A KUBE-SERVICES ") != 2 {
-			t.Errorf("nat is\n%s", saved)
-		}
-		if text := r.log.String(); !strings.Contains(text, "A part of a table is in quarantine") || !strings.Contains(text, "Parts of a table were put back from quarantine") {
-			t.Error("the log does not tell")
 		}
 	})
 }

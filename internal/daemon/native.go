@@ -95,7 +95,6 @@ type nativeRealm struct {
 	unplanted  pace.Trouble                   // why a witness is missing
 	loss       *nativeLoss                    // the open one; nil while nothing is to be put back
 	waiting    map[tableid.TableID]*api.Flush // records of tables that are lost and not put back
-	readmit    pace.Retry                     // of parts in quarantine
 	wrote      time.Time                      // when another process was last heard to commit
 	comings    comings
 	contention contention
@@ -158,10 +157,6 @@ type nativeTable struct {
 	// inForce is the ID of the content that was in force when the last run ended, if want is
 	// older; else "".
 	inForce string
-	// held are parts that ought to be in force and could not be put back; want lacks them.
-	// heldFor is the flush that took them.
-	held    []native.Held
-	heldFor string
 	// replayed: canaryd wrote it, and its owner has not written it since. fullSync is when canaryd
 	// requests a full sync from kube-proxy.
 	replayed bool
@@ -247,7 +242,6 @@ func (d *Daemon) nativeChores() []chore {
 		{"heal native tables", func(st *state) time.Time { return st.native.loss.retry.At }, func(st *state) bool { return st.native.loss != nil }, d.settleLimit(), d.healNative},
 		{"read native tables", func(st *state) time.Time { return st.native.readAt }, mayReadNative, readLimit, d.readNative},
 		{"read what packets add to native tables", func(st *state) time.Time { return st.native.refreshAt }, noNativeReplay, readLimit, d.refreshNative},
-		{"empty the quarantine of native tables", func(st *state) time.Time { return st.native.readmit.At }, mayWriteNative, writeLimit, d.readmitNative},
 		{"request full syncs in nftables mode", func(st *state) time.Time { return st.native.fullSyncAt() }, mayWriteNative, briefLimit, d.requestFullSyncs},
 		{"rehearse native tables", func(st *state) time.Time { return st.native.rehearseAt() }, noNativeReplay, readLimit, d.rehearseNative},
 		{"remove tables of drills", func(st *state) time.Time { return st.native.drill.removeAt }, mayRemoveDrills, briefLimit, d.removeDrillTables},
@@ -269,6 +263,9 @@ func mayReadNative(st *state) bool {
 
 // noNativeReplay reports whether no replay is due that reads and plants by itself.
 func noNativeReplay(st *state) bool { return st.native.loss == nil || !st.heals() }
+
+// mayWriteNative reports whether native tables may be written and no replay is due.
+func mayWriteNative(st *state) bool { return st.native.loss == nil && st.heals() }
 
 // nativeSound reports whether all native tables are known to be in force.
 func (d *Daemon) nativeSound(st *state) bool {

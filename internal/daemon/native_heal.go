@@ -336,12 +336,11 @@ func (d *Daemon) proveNative(ctx context.Context, st *state, read uint32, repair
 			continue
 		}
 		if repair.Repaired(proof.Tables[id], l.lacking) {
-			t := st.native.tables[id]
-			held := t.held
-			t.held = nil // its owner has decided nothing
-			d.adopt(ctx, st, seen.learned(id))
-			d.holdRefused(ctx, st, repair, held)
-			if !t.drill {
+			now := seen.learned(id)
+			now.own = true
+			d.adopt(ctx, st, now)
+			d.holdRefused(ctx, st, repair)
+			if !st.native.tables[id].drill {
 				back = append(back, repair.Want)
 			}
 			delete(l.unswept, id)

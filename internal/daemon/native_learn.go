@@ -19,11 +19,12 @@ type nativeLearned struct {
 	id tableid.TableID
 	native.Before
 	read time.Time
+	own  bool // it proves a write of canaryd: its owner has decided nothing
 }
 
 // learned returns the content of one table that a read showed.
 func (s nativeSight) learned(id tableid.TableID) nativeLearned {
-	return nativeLearned{id, native.Before{Table: s.Tables[id], Digest: s.Digest(id), Genid: s.Genid, LeftAt: s.LeftAt(id)}, s.At}
+	return nativeLearned{id: id, Before: native.Before{Table: s.Tables[id], Digest: s.Digest(id), Genid: s.Genid, LeftAt: s.LeftAt(id)}, read: s.At}
 }
 
 // suspects reports whether a commit may have taken parts that are not its author's. The Kernel
@@ -57,7 +58,7 @@ func (d *Daemon) learnBefore(ctx context.Context, st *state, c native.Commit) {
 		}
 		seen := nativeSight{Ruleset: &native.Ruleset{Genid: before.Genid, Tables: map[tableid.TableID]*native.Table{id: before.Table}}}
 		if f := d.judgeNative(id, t, seen, nil); f.Remedy == native.NoRemedy && !nativestore.Lost(f.Verdict) {
-			now := nativeLearned{id, before, time.Now()}
+			now := nativeLearned{id: id, Before: before, read: time.Now()}
 			if t.lost() {
 				d.nativeBack(ctx, st, id, true)
 			}
@@ -127,7 +128,7 @@ func (d *Daemon) adopt(ctx context.Context, st *state, now nativeLearned) {
 		d.doubtHeld(ctx, st, t)
 		t.returned(r.comings.log(ctx), now.Table)
 	}
-	if moved && len(t.held) > 0 {
+	if moved && !now.own {
 		d.holdOn(ctx, st, t, now)
 	}
 	d.followNativePolicies(st, t, now)

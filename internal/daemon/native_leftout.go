@@ -12,9 +12,11 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/nativestore"
+	"github.com/canaryd/canaryd/internal/quarantine"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
@@ -124,7 +126,7 @@ func (d *Daemon) leaveNativeOut(ctx context.Context, st *state, id tableid.Table
 	r := &st.native
 	emptied := t.finding.Verdict == native.Emptied && !t.accept
 	left := &nativeTable{want: &native.Table{ID: id}, deeds: t.deeds, wrote: t.wrote, out: &nativeLeftOut{},
-		finding: native.Finding{Verdict: native.Intact}, witness: r.witness[id.Family].Nonce, held: t.held, heldFor: t.heldFor}
+		finding: native.Finding{Verdict: native.Intact}, witness: r.witness[id.Family].Nonce}
 	if t.want != nil {
 		left.want.Handle = t.want.Handle
 		switch {
@@ -146,9 +148,12 @@ func (d *Daemon) leaveNativeOut(ctx context.Context, st *state, id tableid.Table
 	if r.tables[id] = left; t.out == nil {
 		severity.Warnings(r.comings.log(ctx)).Error(errNativeTooMany, "A native table is left out: it is NOT guarded", "table", id.NFT(), "sizeInRules", w.Units())
 	}
-	if d.doubtHeld(ctx, st, left); t.out == nil && len(left.held) > 0 {
-		severity.Warnings(klog.FromContext(ctx)).Info("Parts in quarantine wait until their native table is not left out any more", "table", id.NFT(), "parts", len(left.held))
-		d.explainPartial(ctx, st, left.heldFor, fmt.Sprintf("%s has parts in quarantine, which wait because it is too large (--max-rules)", id.NFT()))
+	st.quarantine.Plan(id, time.Time{})
+	if d.doubtHeld(ctx, st, left); t.out == nil && st.quarantine.Count(id) > 0 {
+		severity.Warnings(klog.FromContext(ctx)).Info("Parts in quarantine wait until their native table is not left out any more", "table", id.NFT(), "parts", st.quarantine.Count(id))
+		for _, flush := range st.quarantine.Flushes(id) {
+			d.endPartial(ctx, st, flush, reload.Partial, fmt.Sprintf("%s has parts in quarantine, which wait because it is too large (--max-rules)", id.NFT()))
+		}
 	}
 }
 
@@ -156,20 +161,18 @@ func (d *Daemon) leaveNativeOut(ctx context.Context, st *state, id tableid.Table
 // them. A table that is not read may have had such a part again. After missed commits the content
 // decides when the table is read.
 func (d *Daemon) doubtHeld(ctx context.Context, st *state, t *nativeTable) {
-	still := slices.DeleteFunc(slices.Clone(t.held), func(h native.Held) bool {
+	held := st.quarantine.Held(t.want.ID)
+	still := slices.DeleteFunc(slices.Clone(held), func(h native.Held) bool {
 		return slices.ContainsFunc(t.deeds, func(deed nativeDeed) bool { return deed.MayRemove(h) })
 	})
-	n := len(t.held) - len(still)
-	if n == 0 {
-		return
-	}
-	const why = "a commit took rules or elements from where they belong, while the table was left out (--max-rules)"
-	severity.Warnings(klog.FromContext(ctx)).Info("Parts in quarantine are given up", "table", t.want.ID.NFT(), "parts", n, "left", len(still), "because", why)
-	if d.hold(st, t, still); len(still) == 0 {
-		d.explainPartial(ctx, st, t.heldFor, "parts of "+t.want.ID.NFT()+" were given up: "+why)
-		t.heldFor = ""
+	if n := len(held) - len(still); n > 0 {
+		severity.Warnings(klog.FromContext(ctx)).Info("Parts in quarantine are given up", "table", t.want.ID.NFT(), "parts", n, "left", len(still), "because", takenWhileLeftOut)
+		d.setQuarantine(ctx, st, t.want.ID, nil, still, quarantine.GivenUp)
 	}
 }
+
+// takenWhileLeftOut is why parts are given up.
+const takenWhileLeftOut = "a commit took rules or elements from where they belong, while the table was left out (--max-rules)"
 
 // probeNative judges a table that is left out, by the deeds of commits and a probe of the parts
 // that they took from. A lost part cannot be put back. Its owner has to write it, or a person
@@ -186,7 +189,7 @@ func (d *Daemon) probeNative(ctx context.Context, st *state, id tableid.TableID)
 		g, err = d.cfg.Native.Kernel.Probe(id, native.Parts(deeds, t.finding))
 	}
 	if err != nil || g.Genid != genid { // mostly, a commit came between
-		if t.out.probe = now.Add(ownersPause); err != nil && !errors.Is(err, nft.ErrInterrupted) {
+		if t.out.probe = now.Add(quarantine.OwnersPause); err != nil && !errors.Is(err, nft.ErrInterrupted) {
 			d.nativeUnknown(ctx, st, err)
 		}
 		return

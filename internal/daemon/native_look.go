@@ -12,6 +12,7 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/internal/pace"
+	"github.com/canaryd/canaryd/internal/quarantine"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -300,6 +301,7 @@ func (d *Daemon) sightNative(ctx context.Context, st *state, read func(func(nft.
 		if r.immune[id] = true; r.tables[id] != nil { // its owner has made it so
 			d.nativeBack(ctx, st, id, true)
 			delete(r.tables, id)
+			d.setQuarantine(ctx, st, id, nil, nil, quarantine.Owner)
 			r.edition++
 		}
 	}
@@ -424,6 +426,7 @@ func (d *Daemon) adoptNative(ctx context.Context, st *state, id tableid.TableID,
 	}
 	d.ownerRemoved(&st.native, id, st.native.tables[id])
 	delete(st.native.tables, id)
+	d.setQuarantine(ctx, st, id, nil, nil, quarantine.Owner)
 	st.native.edition++
 	st.native.disk.moved(time.Now())
 	severity.Notices(st.native.comings.log(ctx)).Info("A native table is no longer guarded", "table", id.NFT(), "because", f.Why)

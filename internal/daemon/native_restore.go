@@ -47,8 +47,10 @@ func (d *Daemon) restoreNative(ctx context.Context, st *state, dry bool) []api.N
 			r.loss.asked = false // it ends by another try
 		}
 	}()
-	if !dry && !r.readmit.At.IsZero() {
-		r.readmit.At = time.Now()
+	for id := range r.tables {
+		if !dry {
+			st.quarantine.Plan(id, time.Now())
+		}
 	}
 	asked := nativeAsked{wanted: map[tableid.TableID]*native.Table{}, back: map[tableid.TableID]api.Outcome{}, less: map[tableid.TableID]error{}, lacks: map[tableid.TableID]int{}}
 	defer func() { d.leaveAsked(st, asked, dry) }()

@@ -9,6 +9,7 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/internal/onrequest"
+	"github.com/canaryd/canaryd/internal/quarantine"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/tableid"
@@ -87,9 +88,6 @@ func (r *nativeRealm) readLater(id tableid.TableID, now time.Time) {
 // done has the proof, and the parts that the kernel refused.
 func (d *Daemon) adoptReturned(ctx context.Context, st *state, id tableid.TableID, done nativestore.Returned) {
 	r, seen := &st.native, nativeSight{Ruleset: done.Proof}
-	if t := r.tables[id]; t != nil && done.Wrote {
-		d.hold(st, t, nil) // the operator has decided
-	}
 	if t := r.tables[id]; t != nil {
 		_, known := seen.Tables[id].Policies()
 		t.policies = accepted.Policies{Known: known}
@@ -102,8 +100,7 @@ func (d *Daemon) adoptReturned(ctx context.Context, st *state, id tableid.TableI
 	}
 	if done.Wrote {
 		r.tables[id].made = reload.MadeRestored
-		logHeld(ctx, id, done.Held)
-		d.hold(st, r.tables[id], nativestore.Lasting(done.Held))
+		d.setQuarantine(ctx, st, id, nil, done.Held, quarantine.Replay)
 	}
 	r.disk.changed(time.Now())
 }

@@ -19,7 +19,8 @@ func (d *Daemon) publishNative(st *state, s *api.Status) {
 	s.Native = []api.NativeTable{}
 	for _, id := range r.ids() {
 		t := r.tables[id]
-		if t.drill && !t.lost() || t.out != nil && !t.lost() && len(t.held) == 0 {
+		held := st.quarantine.Count(id)
+		if t.drill && !t.lost() || t.out != nil && !t.lost() && held == 0 {
 			continue
 		}
 		row := api.NativeTable{Family: id.Family.NFT(), Table: id.NFT(), Verdict: canary.Verdict(t.finding.Verdict), Why: t.finding.Why, Captured: t.read}
@@ -27,10 +28,10 @@ func (d *Daemon) publishNative(st *state, s *api.Status) {
 		if !t.lost() && (!r.begun || r.all || r.unknown() != "") {
 			row.Verdict, row.Why = canary.Unknown, "it could not be read yet"
 		}
-		if row.QuarantinedParts = len(t.held); len(t.held) > 0 && !t.lost() {
+		if row.QuarantinedParts = held; held > 0 && !t.lost() {
 			row.Verdict, row.Why = canary.Partial, nativestore.PartOfIt
 		}
-		row.Quarantined, row.UnreplayableParts = nativestore.PublishHeld(t.held), len(t.refusedParts)
+		row.UnreplayableParts = len(t.refusedParts)
 		row.Generation = nativestore.IDOf(t.digest)
 		row.Unreplayable, row.Awaiting = t.refused.What, r.waiting[id] != nil
 		row.LeftOut = t.out != nil

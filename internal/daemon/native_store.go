@@ -10,6 +10,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/internal/pace"
+	"github.com/canaryd/canaryd/internal/quarantine"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/tableid"
@@ -74,12 +75,12 @@ func (d *Daemon) saveNative(ctx context.Context, st *state) {
 			continue
 		}
 		if t.out != nil {
-			if t.lost() || len(t.held) > 0 {
-				stored.LeftOut = append(stored.LeftOut, nativestore.LeftOut{ID: id, Handle: t.want.Handle, Finding: t.finding, Held: t.held, HeldFor: t.heldFor})
+			if held := st.quarantine.Held(id); t.lost() || len(held) > 0 {
+				stored.LeftOut = append(stored.LeftOut, nativestore.LeftOut{ID: id, Handle: t.want.Handle, Finding: t.finding, Held: held})
 			}
 			continue
 		}
-		row := nativestore.Row{Witness: t.witness, Verdict: t.finding.Verdict, Held: t.held, HeldFor: t.heldFor,
+		row := nativestore.Row{Witness: t.witness, Verdict: t.finding.Verdict, Held: st.quarantine.Held(id),
 			Generation: nativestore.GenerationOf(t.want, t.digest, t.made, t.captured, up-start.Sub(t.leftAt))}
 		if len(t.policies.Drops) > 0 {
 			row.Policies = t.policies.Known
@@ -140,7 +141,7 @@ func (d *Daemon) recallNative(ctx context.Context, st *state) {
 			r.overLimit++
 			continue
 		}
-		t := &nativeTable{heldFor: s.HeldFor, want: g.Table, witness: s.Witness, digest: g.Table.Digest(), missed: true, unheard: true, old: age > d.cfg.MaxStoredAge,
+		t := &nativeTable{want: g.Table, witness: s.Witness, digest: g.Table.Digest(), missed: true, unheard: true, old: age > d.cfg.MaxStoredAge,
 			made: g.Made, captured: g.Captured, read: now.Add(-(d.cfg.Uptime() - g.Read)), wrote: now}
 		t.leftAt = t.read
 		t.policies.Known, t.inForce = s.Policies, s.InForce
@@ -148,13 +149,14 @@ func (d *Daemon) recallNative(ctx context.Context, st *state) {
 			t.finding.Verdict = s.Verdict
 		}
 		r.tables[g.Table.ID] = t
-		d.hold(st, t, s.Held)
+		d.setQuarantine(ctx, st, g.Table.ID, nil, s.Held, quarantine.Recall)
 	}
 	for _, s := range stored.LeftOut {
 		if r.tables[s.ID] == nil && d.cfg.Native.Protects(s.ID) {
-			t := &nativeTable{want: &native.Table{ID: s.ID, Handle: s.Handle}, out: &nativeLeftOut{probe: now}, wrote: now, missed: true, unheard: true, finding: s.Finding, heldFor: s.HeldFor}
+			t := &nativeTable{want: &native.Table{ID: s.ID, Handle: s.Handle}, out: &nativeLeftOut{probe: now}, wrote: now, missed: true, unheard: true, finding: s.Finding}
 			r.tables[s.ID] = t
-			d.hold(st, t, s.Held)
+			d.setQuarantine(ctx, st, s.ID, nil, s.Held, quarantine.Recall)
+			st.quarantine.Plan(s.ID, time.Time{})
 		}
 	}
 	r.disk.kept = d.cfg.Native.Store.List()

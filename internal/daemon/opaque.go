@@ -33,12 +33,14 @@ func (d *Daemon) opaqueNow(st *state) []api.Quarantined {
 		st.opaque = st.opaque.in(st.generation.edition, st.want())
 	}
 	var list []api.Quarantined
+	quarantined := st.quarantine.Rules()
 	for id := range st.tables() {
+		d.cfg.Metrics.SetQuarantined(id.Family, id.Name, len(quarantined[id]))
 		standing := 0
 		for _, r := range st.opaque.found[id] {
 			reason, _ := r.Rule.Opaque()
 			is := func(h reload.QuarantinedRule) bool { return h.Chain == r.Chain && h.Rule == r.Rule }
-			if r.Rule.HasBytes() || slices.ContainsFunc(st.quarantine.rules[id], is) {
+			if r.Rule.HasBytes() || slices.ContainsFunc(quarantined[id], is) {
 				continue
 			}
 			if standing++; len(list) < api.QuarantinedShown {

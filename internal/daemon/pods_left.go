@@ -144,7 +144,7 @@ func (d *Daemon) followRobberies(ctx context.Context, st *state, f rules.Family,
 // followWritten is followRobberies for the read after a write. That read may be the first to
 // show rules that another process removed meanwhile, and nothing else would examine it.
 func (d *Daemon) followWritten(ctx context.Context, st *state, id rules.TableID, nat rules.Section, now time.Time) {
-	d.followRobberies(ctx, st, id.Family, d.supplement(st, id, nat), canary.Finding{Verdict: canary.Changed}, now)
+	d.followRobberies(ctx, st, id.Family, d.supplement(ctx, st, id, nat), canary.Finding{Verdict: canary.Changed}, now)
 	if _, due := st.pods.KeptFor(id.Family); !due.IsZero() {
 		st.families[id.Family].examined.plan(pace.Latest(due, now))
 	}

@@ -106,7 +106,7 @@ func (d *Daemon) publish(st *state) {
 	st.publishUnread(&s)
 	s.JournalError = d.journalTrouble.Text()
 	s.ListenRequired, s.ListenError = d.cfg.ListenRequired, d.listenTrouble.Text()
-	s.Quarantined, s.WaitingChains = st.quarantined()
+	st.quarantine.Status(&s)
 	s.PolicyDrops = st.policyDrops()
 	s.NothingProtected = d.nothing(st, s)
 	health := s.Health()
@@ -141,7 +141,7 @@ func (st *state) shownVerdict(id rules.TableID) canary.Verdict {
 		return v
 	case st.declared.unapplied[id] && !st.refuses(id):
 		return canary.Drifted
-	case len(st.quarantine.rules[id]) > 0:
+	case st.quarantine.Count(id) > 0:
 		return canary.Partial
 	case st.declared.unapplied[id]:
 		return canary.Refused

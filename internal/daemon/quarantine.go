@@ -11,98 +11,108 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/flushes"
+	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/internal/pace"
+	"github.com/canaryd/canaryd/internal/quarantine"
 	"github.com/canaryd/canaryd/internal/severity"
-	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// ownersPause is how long an owner that writes rules one by one may pause between two of them.
-const ownersPause = 2 * time.Second
-
-// quarantine has the rules that cannot be put back yet.
-type quarantine struct {
-	rules reload.Quarantine
-	retry pace.Retry // when they are tried again
-	// stood are the chains that quarantined rules lacked when they were quarantined, and that
-	// the last examination saw.
-	stood map[rules.Family]map[iptables.Place]bool
-}
-
-// setQuarantine makes list the quarantined rules of one table; seen is the section of the last
-// read. If the list has grown, readmit soon tries its rules.
-func (d *Daemon) setQuarantine(st *state, id rules.TableID, list []reload.QuarantinedRule, seen rules.Section) {
-	before := st.quarantine.rules[id]
-	st.releaseMissing(id, list, seen)
-	st.quarantine.rules = st.quarantine.rules.With(id, list)
-	d.cfg.Metrics.SetQuarantined(id.Family, id.Name, len(list))
-	for _, h := range list {
-		delete(st.quarantine.stood[id.Family], iptables.Place{Table: id.Name, Chain: h.MissingChain})
+// setQuarantine makes list or held the quarantined parts of a table. New ones belong to the record
+// of the loss that hit the table. A record ends with its last part.
+func (d *Daemon) setQuarantine(ctx context.Context, st *state, id tableid.TableID, list []reload.QuarantinedRule, held []native.Held, by quarantine.Cause) int {
+	if len(list)+len(held)+st.quarantine.Count(id) == 0 {
+		return 0
 	}
+	flush, r := "", &st.native
 	switch {
-	case st.quarantine.rules.Count() == 0:
-		st.quarantine.retry = pace.Retry{}
-	case len(list) > len(before):
-		st.quarantine.retry.In(pace.FirstTry, time.Now())
+	case st.loss != nil && st.loss.hit[id] != "":
+		flush = st.loss.record.ID
+	case r.waiting[id] != nil:
+		flush = r.waiting[id].ID
+	case r.loss != nil && r.loss.hit[id] && !r.loss.lacking: // missing devices leave the record partial
+		flush = r.loss.record.ID
+	}
+	fresh, ended := st.quarantine.Set(ctx, id, list, held, by, flush)
+	for _, flush := range ended {
+		switch by {
+		case quarantine.GivenUp:
+			d.endPartial(ctx, st, flush, reload.Partial, "parts of "+id.NFT()+" were given up: "+takenWhileLeftOut)
+		case quarantine.Operator:
+			d.endPartial(ctx, st, flush, api.Dismissed, "")
+		default:
+			d.endPartial(ctx, st, flush, reload.Proved, "")
+		}
+	}
+	st.disk.marksChanged(time.Now())
+	r.disk.changed(time.Now())
+	return fresh
+}
+
+// holdOn updates the quarantine after an owner has changed its native table. A table that the owner
+// made again, or a chain that it wrote again, counts as the owner's decision.
+func (d *Daemon) holdOn(ctx context.Context, st *state, t *nativeTable, now nativeLearned) {
+	var still []native.Held
+	if held := st.quarantine.Held(now.id); len(held) > 0 && t.want.Handle == now.Table.Handle {
+		_, _, still = now.Table.With(held)
+	}
+	d.setQuarantine(ctx, st, now.id, nil, still, quarantine.Owner)
+}
+
+// holdRefused puts the parts that a proved repair left out into quarantine, next to the earlier
+// ones. If there are any, the loss ends as partial.
+func (d *Daemon) holdRefused(ctx context.Context, st *state, repair native.Repair) {
+	id := repair.Want.ID
+	_, _, still := st.native.tables[id].want.With(st.quarantine.Held(id))
+	if d.setQuarantine(ctx, st, id, nil, slices.Concat(still, repair.Held()), quarantine.Replay) > 0 && st.native.loss != nil {
+		st.native.loss.partial = true
 	}
 }
 
-// The log uses these words for all tables when a part is put into quarantine, or leaves it.
-const (
-	partHeld     = "A part of a table is in quarantine: it could not be put back"
-	rulesWait    = "Rules of a chain wait, because missing rules decide which packets reach them"
-	waitNext     = "they are put back in their places when those are back"
-	partsBack    = "Parts of a table were put back from quarantine"
-	partAccepted = "An operator has accepted that a part of a table in quarantine is lost"
-)
-
-// partOf returns the log's name of a rule as a part of a table.
-func partOf(h reload.QuarantinedRule) string { return "rule " + h.Chain + " " + h.Rule.Label() }
-
-// logQuarantined logs the quarantined rules, and the rules that were written without a match
-// that only counts.
-func (d *Daemon) logQuarantined(ctx context.Context, result reload.Result) {
-	log := klog.FromContext(ctx)
+// logWeakened logs the rules that were written without a match that only counts.
+func (d *Daemon) logWeakened(ctx context.Context, result reload.Result) {
 	for id, tr := range flushes.TablesOf(result) {
-		missing, waiting := reload.Quarantine{id: tr.Quarantined}.Split()
-		for _, h := range missing[id][:min(flushes.NamesKept, len(missing[id]))] {
-			next := "it is tried again"
-			if _, opaque := h.Rule.Opaque(); opaque && !h.Refused {
-				next = "its owner has to put it back"
-			}
-			severity.Errors(log).Info(partHeld, "table", id.String(), "part", partOf(h), "reason", h.Reason, "next", next)
-		}
-		var list []api.Quarantined
-		for _, h := range waiting[id] {
-			list = append(list, api.QuarantinedOf(id, h))
-		}
-		chains := api.WaitingChains(list)
-		for _, w := range chains[:min(flushes.NamesKept, len(chains))] {
-			severity.Errors(log).Info(rulesWait, "table", id.String(), "chain", w.Chain, "rules", w.Rules, "reason", w.Reason, "next", waitNext)
-		}
 		for _, h := range tr.Weakened[:min(flushes.NamesKept, len(tr.Weakened))] {
-			severity.Warnings(log).Info("A rule was put back without its nfacct match, which only counts", "family", id.Family, "table", id.Name,
+			severity.Warnings(klog.FromContext(ctx)).Info("A rule was put back without its nfacct match, which only counts", "family", id.Family, "table", id.Name,
 				"chain", h.Chain, "rule", h.Rule.Label(), "reason", h.Reason)
 		}
 	}
 }
 
-// readmit puts quarantined rules back as far as that is possible by now. The loop calls it
-// after pauses that grow, when a missing chain is back, and after a dismissal.
+// nextReadmission returns the table whose parts are tried next, and when. A kind of table with an
+// open loss waits for its end.
+func nextReadmission(st *state) (tableid.TableID, time.Time) {
+	return st.quarantine.Next(func(native bool) bool { return native && mayWriteNative(st) || !native && st.mayWrite() })
+}
+
+func readmitAt(st *state) time.Time {
+	_, at := nextReadmission(st)
+	return at
+}
+
+// readmit puts quarantined parts of one table back as far as that is possible by now. The loop
+// calls it after pauses that grow, when a missing chain is back, and after a dismissal.
 func (d *Daemon) readmit(ctx context.Context, st *state) {
 	ctx, done := finishing(ctx)
 	defer done()
-	before := st.quarantine.rules
-	var families []rules.Family
-	for _, f := range d.cfg.Kernel.Families() {
-		if len(tableid.Of(st.quarantine.rules, f)) > 0 {
-			families = append(families, f)
-		}
+	id, _ := nextReadmission(st)
+	st.quarantine.Tried(id, time.Now())
+	try := d.readmitRules
+	if len(st.quarantine.Held(id)) > 0 {
+		try = d.readmitTable
 	}
-	st.quarantine.retry.Failed(nil, time.Now())
-	job := d.job(st, families...)
+	if err := try(ctx, st, id); err != nil {
+		klog.FromContext(ctx).V(1).Info("Parts in quarantine could not be put back yet", "table", id.String(), "reason", err)
+	}
+}
+
+// readmitRules is readmit for a table of iptables, and for the others of its family.
+func (d *Daemon) readmitRules(ctx context.Context, st *state, id tableid.TableID) error {
+	job := d.job(st, id.Family)
 	job.Interrupted = func() bool { return d.lostMore(ctx, st) }
 	result, err := d.replayer(ctx, st).Readmit(ctx, job)
 	for f, fr := range result {
@@ -114,45 +124,90 @@ func (d *Daemon) readmit(ctx context.Context, st *state) {
 	}
 	d.countLocked(st, result, err)
 	st.looking.plan(time.Now())
-	log := klog.FromContext(ctx)
-	if err != nil {
-		log.V(1).Info("Parts in quarantine could not be put back yet", "reason", err)
-	}
-	for id, list := range before {
-		if left := len(st.quarantine.rules[id]); left < len(list) {
-			severity.Notices(log).Info(partsBack, "table", id.String(), "parts", len(list)-left, "left", left)
-		}
-	}
+	return err
 }
 
-// readmitReturned plans a try of quarantined rules when a chain that they lacked is back. A
-// chain that the last examination already saw is no reason.
-func (st *state) readmitReturned(snapshot iptables.Snapshot) {
-	now, before := st.quarantine.rules.Standing(snapshot), st.quarantine.stood[snapshot.Family]
-	for place := range now {
-		if !before[place] {
-			st.quarantine.retry.At = pace.Earliest(st.quarantine.retry.At, time.Now())
-		}
+// readmitTable is readmit for a native table. A part that the kernel still refuses costs no commit.
+// After an error, or a write without proof, a read judges the table, or the next try follows.
+func (d *Daemon) readmitTable(ctx context.Context, st *state, id tableid.TableID) (err error) {
+	r := &st.native
+	switch t := r.tables[id]; {
+	case t == nil:
+		d.setQuarantine(ctx, st, id, nil, nil, quarantine.Owner)
+		return nil
+	case t.out != nil:
+		st.quarantine.Plan(id, time.Time{})
+		return nil
+	case t.lost() || t.old:
+		return nil
 	}
-	st.quarantine.stood[snapshot.Family] = now
+	defer func() {
+		if errors.Is(err, nft.ErrStale) || errors.Is(err, nft.ErrInterrupted) {
+			st.quarantine.Plan(id, time.Now().Add(pace.FirstTry))
+		}
+		r.planReads(time.Now())
+	}()
+	seen, err := d.sightNative(ctx, st, d.cfg.Native.Kernel.Follow, func(other tableid.TableID) bool { return other == id })
+	if err != nil {
+		return err
+	}
+	t, f := r.tables[id], seen.findings[id]
+	switch {
+	case t == nil: // one process owns it now
+		return nil
+	case nativestore.Lost(f.Verdict) || seen.Tables[id] == nil:
+		t.touch(time.Now(), time.Now(), true) // a read judges it
+		return nil
+	case f.Verdict == native.Changed:
+		d.adoptNative(ctx, st, id, seen, f)
+	}
+	repair, still := native.Admission(seen.Tables[id], st.quarantine.Held(id))
+	if d.setQuarantine(ctx, st, id, nil, still, quarantine.Owner); len(still) == 0 {
+		return nil
+	}
+	repairs := []native.Repair{repair}
+	if _, err := d.cfg.Native.Kernel.Write(seen.Genid, repairs, nil); err != nil {
+		return err
+	}
+	left := repairs[0].Held()
+	if len(left) >= len(still) { // nothing was written
+		return nil
+	}
+	proof, err := d.cfg.Native.Kernel.Capture(func(t nft.Table) bool { return t.Family.Table(t.Name) == id })
+	if err == nil {
+		err = d.hearNative(ctx, st, proof.Genid)
+	}
+	if err == nil {
+		d.takeNativeLeftOut(ctx, st, proof, nil, 0)
+	}
+	switch {
+	case err != nil:
+		t.touch(time.Now(), time.Now(), true)
+		return err
+	case r.tables[id] != t: // it is left out
+		return nativestore.ErrNotProved
+	case !repairs[0].Repaired(proof.Tables[id], false):
+		t.touch(time.Now(), time.Now(), true)
+		return nativestore.ErrNotInForce
+	}
+	now := nativeSight{Ruleset: proof}.learned(id)
+	now.own = true
+	d.adopt(ctx, st, now)
+	d.setQuarantine(ctx, st, id, nil, left, quarantine.Replay)
+	return nil
 }
 
 // supplement returns the section that was read of a table, with its quarantined rules added:
 // learn must not take them for removed. Rules that their owner has put back leave the
 // quarantine.
-func (d *Daemon) supplement(st *state, id rules.TableID, seen rules.Section) rules.Section {
-	before := st.quarantine.rules[id]
-	if len(before) == 0 {
+func (d *Daemon) supplement(ctx context.Context, st *state, id rules.TableID, seen rules.Section) rules.Section {
+	before := st.quarantine.Count(id)
+	if before == 0 {
 		return seen
 	}
-	full, next := st.quarantine.rules.Supplement(id.Family, id.Name, st.want()[id], seen, d.protection(st).Piecewise)
-	if len(next[id]) != len(before) {
-		d.setQuarantine(st, id, next[id], seen)
-		// An owner that puts its rules back one by one may be about to write the rules that
-		// wait.
-		if len(next[id]) > 0 {
-			st.quarantine.retry.In(ownersPause, time.Now())
-		}
+	full, next := st.quarantine.Rules().Supplement(id.Family, id.Name, st.want()[id], seen, d.protection(st).Piecewise)
+	if len(next[id]) != before {
+		d.setQuarantine(ctx, st, id, next[id], nil, quarantine.Owner)
 	}
 	return full
 }
@@ -162,8 +217,8 @@ func (d *Daemon) supplement(st *state, id rules.TableID, seen rules.Section) rul
 // those rules. The owner could not delete them, because the table lacks them. A rule that leads
 // to a chain of another owner stays in quarantine until that chain is back: its own owner has
 // decided nothing.
-func (d *Daemon) releaseRemoved(st *state, id rules.TableID, before rules.Section, next reload.Learned) reload.Learned {
-	list := st.quarantine.rules[id]
+func (d *Daemon) releaseRemoved(ctx context.Context, st *state, id rules.TableID, before rules.Section, next reload.Learned) reload.Learned {
+	list := st.quarantine.Rules()[id]
 	if len(list) == 0 {
 		return next
 	}
@@ -189,62 +244,30 @@ func (d *Daemon) releaseRemoved(st *state, id rules.TableID, before rules.Sectio
 	if len(gone) == 0 {
 		return next
 	}
-	d.setQuarantine(st, id, left, st.table(id).seen)
+	d.setQuarantine(ctx, st, id, left, nil, quarantine.Owner)
 	return next.WithoutQuarantined(reload.Quarantine{id: gone})
 }
 
-// quarantines reports whether one of these tables has a rule in quarantine. Then a loss ends as
-// partial.
-func (st *state) quarantines(tables flushes.Verdicts) bool {
-	for id := range tables {
-		if len(st.quarantine.rules[id]) > 0 {
-			return true
-		}
-	}
-	return false
-}
-
-// dismissQuarantined accepts the loss of rules that cannot be put back, and returns how many
-// these are. Rules that waited for them are put back as soon as canaryd may write, and it
-// returns how many these are. Declared rules stay declared, and are tried again.
+// dismissQuarantined accepts the loss of parts that cannot be put back, and returns how many these
+// are. Parts that waited for them are put back as soon as canaryd may write, and it returns how
+// many. Declared rules stay declared, and are tried again.
 func (d *Daemon) dismissQuarantined(ctx context.Context, st *state) (lost, waiting int) {
 	now := time.Now()
-	dismissed, left := st.quarantine.rules.Split()
-	if len(dismissed) == 0 {
-		return 0, left.Count()
-	}
-	for id, list := range dismissed {
-		d.setQuarantine(st, id, left[id], st.table(id).seen)
-		for _, h := range list[:min(flushes.NamesKept, len(list))] {
-			severity.Notices(klog.FromContext(ctx)).Info(partAccepted, "table", id.String(), "part", partOf(h), "reason", h.Reason)
+	dismissed, left := st.quarantine.Rules().Split()
+	for _, id := range st.quarantine.Tables() {
+		before := st.quarantine.Count(id)
+		held := slices.DeleteFunc(slices.Clone(st.quarantine.Held(id)), func(h native.Held) bool { return !h.Waits })
+		d.setQuarantine(ctx, st, id, left[id], held, quarantine.Operator)
+		still := st.quarantine.Count(id)
+		if lost, waiting = lost+before-still, waiting+still; still < before {
+			st.quarantine.Plan(id, now)
 		}
-		st.families[id.Family].examined.plan(now)
-	}
-	st.relearn(st.generation.learned.WithoutQuarantined(dismissed), now, slices.Collect(maps.Values(st.families))...)
-	if waiting = st.quarantine.rules.Count(); waiting > 0 {
-		st.quarantine.retry.In(0, now)
-	}
-	return dismissed.Count(), waiting
-}
-
-// quarantined returns the quarantined rules for a Status, and the chains that wait. Rules that
-// wait are last in the list, so that they hide no rule that they wait for.
-func (st *state) quarantined() ([]api.Quarantined, []api.WaitingChain) {
-	var list, waits []api.Quarantined
-	missing, waiting := st.quarantine.rules.Split()
-	for _, part := range []reload.Quarantine{missing, waiting} {
-		for _, id := range flushes.TableIDs() {
-			for _, h := range part[id] {
-				q := api.QuarantinedOf(id, h)
-				if len(list) < api.QuarantinedShown {
-					list = append(list, q)
-				}
-				if q.Waits {
-					waits = append(waits, q)
-				}
-			}
+		if len(dismissed[id]) > 0 {
+			st.families[id.Family].examined.plan(now)
 		}
 	}
-	chains := api.WaitingChains(waits)
-	return list, chains[:min(len(chains), api.QuarantinedShown)]
+	if len(dismissed) > 0 {
+		st.relearn(st.generation.learned.WithoutQuarantined(dismissed), now, slices.Collect(maps.Values(st.families))...)
+	}
+	return lost, waiting
 }

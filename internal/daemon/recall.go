@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/pace"
+	"github.com/canaryd/canaryd/internal/quarantine"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -72,7 +73,7 @@ func (d *Daemon) recall(ctx context.Context, st *state) {
 	st.disk.saveAt = time.Now().Add(confirmEvery) // also if nothing is learned that is new
 	for id, list := range known.Quarantine {
 		if st.families[id.Family] != nil {
-			d.setQuarantine(st, id, list, st.want()[id])
+			d.setQuarantine(ctx, st, id, list, nil, quarantine.Recall)
 		}
 	}
 	d.recallSets(ctx, st)

@@ -7,6 +7,7 @@ import (
 	"github.com/canaryd/canaryd/internal/culprit"
 	"github.com/canaryd/canaryd/internal/metrics"
 	"github.com/canaryd/canaryd/internal/pace"
+	"github.com/canaryd/canaryd/internal/quarantine"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -93,13 +94,13 @@ func (d *Daemon) takeWritten(ctx context.Context, st *state, id rules.TableID, t
 		ts.addPlaced(tr.Placed, now)
 	}
 	if tr.LostBeforeProof != nil && !known {
-		d.learn(st, id, *tr.LostBeforeProof, canary.Finding{Verdict: canary.Intact}, now)
+		d.learn(ctx, st, id, *tr.LostBeforeProof, canary.Finding{Verdict: canary.Intact}, now)
 		fs.examined.plan(now)
 		return
 	}
 	if (tr.Proved || tr.Landed) && tr.Replayed { // else the missing rules would not be known
 		st.mean(id, tr, now)
-		d.setQuarantine(st, id, tr.Quarantined, tr.Section)
+		d.setQuarantine(ctx, st, id, tr.Quarantined, nil, quarantine.Replay)
 	}
 	if !tr.Read || !judged {
 		return
@@ -110,7 +111,7 @@ func (d *Daemon) takeWritten(ctx context.Context, st *state, id rules.TableID, t
 		if id.Name == rules.Nat {
 			d.followWritten(ctx, st, id, tr.Section, now)
 		}
-		d.learn(st, id, tr.Section, tr.Finding, now)
+		d.learn(ctx, st, id, tr.Section, tr.Finding, now)
 	}
 	ts.setStanding(tr.Table, digest)
 }

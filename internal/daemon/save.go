@@ -130,7 +130,7 @@ func (d *Daemon) saveBytes(ctx context.Context, st *state) {
 // to plant. It confirms nothing.
 func (d *Daemon) saveMarks(st *state, marks canary.Marks) error {
 	st.disk.marks = st.marksToKeep(marks)
-	err := d.cfg.Store.SaveState(reload.State{Confirmed: st.absence.confirmed, Uptime: st.absence.uptime, Marks: st.disk.marks, Quarantine: st.quarantine.rules,
+	err := d.cfg.Store.SaveState(reload.State{Confirmed: st.absence.confirmed, Uptime: st.absence.uptime, Marks: st.disk.marks, Quarantine: st.quarantine.Rules(),
 		MadeTables: st.marks.madeTables, Policies: st.knownPolicies(), Pause: d.pauseToKeep(st)})
 	if err == nil && !st.disk.lacksGeneration(st) {
 		st.disk.keptAt, st.disk.kept = time.Now(), st.disk.written

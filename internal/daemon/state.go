@@ -12,6 +12,7 @@ import (
 	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/pods"
+	"github.com/canaryd/canaryd/internal/quarantine"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -29,13 +30,12 @@ type state struct {
 	removed bool
 
 	// The rules that ought to be in force.
-	generation generation // learned rules, and the count of changes
-	declared   declared   // rules of declared sources, and their written part
-	refused    refused    // declared rules that are refused
-	quarantine quarantine // rules that cannot be put back yet
-	incomplete []incomplete
-	sets       sets       // ipsets that rules depend on
-	pods       pods.Watch // containers that CNI plugins attached
+	generation generation       // learned rules, and the count of changes
+	declared   declared         // rules of declared sources, and their written part
+	refused    refused          // declared rules that are refused
+	quarantine quarantine.State // parts of all tables that cannot be put back yet
+	sets       sets             // ipsets that rules depend on
+	pods       pods.Watch       // containers that CNI plugins attached
 	accepted   accepted.List
 	closings   accepted.Closings // policies that have become DROP
 	owners     ownersOnDisk      // knowledge of rules' owners, as the disk has it
@@ -112,7 +112,6 @@ type familyState struct {
 func (d *Daemon) newState() *state {
 	st := &state{families: map[rules.Family]*familyState{}, extracted: map[rules.TableID]rules.Extraction{}, pace: d.cfg.Pace, native: d.newNativeRealm(), standby: d.newStandby()}
 	st.contention, st.looking.storm = newContention("iptables"), pace.Bucket{Share: pace.StormShare}
-	st.quarantine.stood = map[rules.Family]map[iptables.Place]bool{}
 	st.pods.Grace = d.cfg.JumpGrace
 	first := d.cfg.Kernel.Evidence()
 	st.choice = choice{reason: first.Reason, mixed: first.Mixed}

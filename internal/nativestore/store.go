@@ -65,9 +65,7 @@ type LeftOut struct {
 	ID      tableid.TableID `json:"id"`
 	Handle  uint64          `json:"handle,omitempty"`
 	Finding native.Finding  `json:"finding"`
-	// Held and HeldFor are those of a Row.
-	Held    []native.Held `json:"held,omitempty"`
-	HeldFor string        `json:"heldFor,omitempty"`
+	Held    []native.Held   `json:"held,omitempty"` // as in a Row
 }
 
 // Stored is the content of the index.
@@ -90,9 +88,8 @@ type Row struct {
 	Name    string         `json:"table,omitempty"` // with its family; "" in a file of an older canaryd
 	Witness string         `json:"witness,omitempty"`
 	Verdict native.Verdict `json:"verdict"`
-	// Held are the table's parts in quarantine, and HeldFor the flush that removed them.
-	Held    []native.Held `json:"held,omitempty"`
-	HeldFor string        `json:"heldFor,omitempty"`
+	// Held are the table's parts in quarantine.
+	Held []native.Held `json:"held,omitempty"`
 	// Policies are the known ones, if a policy has become DROP since then.
 	Policies map[string]string `json:"policies,omitempty"`
 

@@ -31,19 +31,6 @@ func Lasting(held []native.Held) []native.Held {
 	return slices.DeleteFunc(slices.Clone(held), func(h native.Held) bool { return h.Fleeting })
 }
 
-// PublishHeld returns a table's parts in quarantine for a Status, waiting parts last, at most
-// api.QuarantinedShown. Both the daemon and check list them.
-func PublishHeld(held []native.Held) (list []api.NativeQuarantined) {
-	waits := func(h native.Held) bool { return h.Waits }
-	refused := slices.DeleteFunc(slices.Clone(held), waits)
-	waiting := slices.DeleteFunc(slices.Clone(held), func(h native.Held) bool { return !waits(h) })
-	sorted := slices.Concat(refused, waiting)
-	for _, h := range sorted[:min(len(sorted), api.QuarantinedShown)] {
-		list = append(list, api.NativeQuarantined{Kind: h.Kind.String(), Name: h.Name, Text: h.Text, Reason: h.Why, Waits: h.Waits})
-	}
-	return list
-}
-
 // loadFor is Load for a command without a daemon that compares the protected tables with the
 // kernel. kernel is nil without nf_tables. A table that cannot be compared is an error.
 func (s *Store) loadFor(kernel Kernel, protects func(tableid.TableID) bool) (Stored, error) {
@@ -101,25 +88,27 @@ func (s *Store) RestoreStored(kernel Kernel, protects func(tableid.TableID) bool
 }
 
 // CheckStored judges, without a daemon, the stored native tables that protects names, for
-// canaryd check. It may return rows and an error.
-func (s *Store) CheckStored(kernel Kernel, protects func(tableid.TableID) bool) ([]api.NativeTable, error) {
+// canaryd check. It also returns their parts in quarantine. It may return rows and an error.
+func (s *Store) CheckStored(kernel Kernel, protects func(tableid.TableID) bool) (rows []api.NativeTable, parts []api.Quarantined, err error) {
 	stored, err := s.loadFor(kernel, protects)
 	if err != nil || len(stored.Tables) == 0 {
-		return nil, err
+		return nil, nil, err
 	}
 	seen, err := kernel.Capture(func(t nft.Table) bool { return protects(t.Family.Table(t.Name)) })
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	judged, err := stored.judge(kernel, seen, protects)
-	var rows []api.NativeTable
 	for _, j := range judged {
 		id := j.generation.Table.ID
 		row := api.NativeTable{Family: id.Family.NFT(), Table: id.NFT(), Verdict: canary.Verdict(j.finding.Verdict), Why: j.finding.Why, Generation: j.generation.ID}
 		row.Chains, row.Rules, row.Elements = j.generation.Table.Counts()
 		if n := len(j.held); n > 0 && !Lost(j.finding.Verdict) {
 			row.Verdict, row.Why = canary.Partial, PartOfIt
-			row.Quarantined, row.QuarantinedParts = PublishHeld(j.held), n
+			row.QuarantinedParts = n
+			for _, h := range j.held {
+				parts = append(parts, api.HeldOf(id, h))
+			}
 		}
 		if now := seen.Tables[id]; now != nil && now.Immune() {
 			row.Verdict, row.Immune, row.Why = canary.Intact, true, "one process owns it, and no other can flush it"
@@ -127,7 +116,7 @@ func (s *Store) CheckStored(kernel Kernel, protects func(tableid.TableID) bool) 
 		rows = append(rows, row)
 	}
 	sorting.Stable(rows, func(a, b api.NativeTable) int { return cmp.Compare(a.Table, b.Table) })
-	return rows, err
+	return rows, parts, err
 }
 
 // A storedFinding is the state of a stored table.

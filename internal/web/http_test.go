@@ -24,6 +24,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // face is the read-only handler for one status.
@@ -197,12 +198,11 @@ func TestPageOfNativeTables(t *testing.T) {
 func TestPageOfANativeQuarantine(t *testing.T) {
 	s := sample.Status()
 	s.LossSince, s.LastKnown, s.RulesWithoutOwner, s.Decision = time.Time{}, time.Now(), nil, nil
-	s.Native = []api.NativeTable{{Family: "inet", Table: "inet fw", Verdict: canary.Partial, QuarantinedParts: 1,
-		Quarantined: []api.NativeQuarantined{{Kind: "rule", Name: "input", Text: "rule input secret", Reason: "secret"}}},
+	s.Native = []api.NativeTable{{Family: "inet", Table: "inet fw", Verdict: canary.Partial, QuarantinedParts: 1},
 		{Family: "ip", Table: "ip lb", Verdict: canary.Intact, Unreplayable: "rule secret", UnreplayableParts: 2}}
+	s.Quarantined = []api.Quarantined{{Family: tableid.Inet, Table: "fw", Native: true, Chain: "input", Rule: "secret", Reason: "secret"}}
 	page := ask(face(s, nil), "GET", "/").Body.String()
-	for _, part := range []string{"Parts of native tables cannot be put back.", "Native tables could not be put back whole.", "inet fw", "ip lb",
-		"ne part of a native table was lost and could not be put back"} {
+	for _, part := range []string{"One part of a native table was lost and could not be put back.", "inet/fw/input", "Native tables could not be put back whole.", "ip lb"} {
 		if !strings.Contains(page, part) {
 			t.Errorf("no %q on the page", part)
 		}

@@ -67,7 +67,7 @@ func drillWarning(s api.Status, now time.Time) []pageWarning {
 }
 
 // nativeWarnings returns warnings about native tables: lost and awaiting a decision, not
-// restorable, quarantined, or above the limit.
+// restorable, or above the limit.
 func nativeWarnings(s api.Status) []pageWarning {
 	var list []pageWarning
 	awaiting := pageWarning{Name: "native-awaiting", Alert: "CanarydAwaitingDecision", Class: "bad", Title: "Native tables are lost and not put back unasked.",
@@ -77,12 +77,7 @@ func nativeWarnings(s api.Status) []pageWarning {
 		Text: "They were larger than canaryd keeps (--max-rules). Their owner has to write them again. To accept the loss:", Command: "canaryd dismiss"}
 	refused := pageWarning{Name: "native-refused", Alert: "CanarydNativeTableRefused", Class: "bad", Title: "Native tables could not be put back whole.",
 		Text: "The kernel would not take them, or parts of them, again if they were lost. Which, and why:", Command: "canaryd status"}
-	quarantined := pageWarning{Name: "native-quarantine", Alert: "CanarydReplayPartial", Class: "bad", Title: "Parts of native tables cannot be put back.",
-		Text: "They are quarantined: the kernel refuses them. They are tried again, unless their table is left out; the rest of their tables is in force, but for rules that wait behind them. Which these are:", Command: "canaryd status"}
 	for _, t := range s.Native {
-		if t.QuarantinedParts > 0 {
-			quarantined.Chains = append(quarantined.Chains, api.TableCell(t.Table))
-		}
 		switch {
 		case t.LeftOut && t.Verdict.Loss():
 			gone.Chains = append(gone.Chains, api.TableCell(t.Table))
@@ -93,7 +88,7 @@ func nativeWarnings(s api.Status) []pageWarning {
 			refused.Chains = append(refused.Chains, api.TableCell(t.Table))
 		}
 	}
-	for _, w := range []pageWarning{awaiting, gone, refused, quarantined} {
+	for _, w := range []pageWarning{awaiting, gone, refused} {
 		if len(w.Chains) > 0 {
 			list = append(list, w)
 		}

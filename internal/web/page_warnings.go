@@ -3,6 +3,7 @@ package web
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
@@ -59,23 +60,20 @@ func warningsOf(s api.Status, now time.Time) []pageWarning {
 	return list
 }
 
-// quarantineWarning returns a warning about iptables' rules that cannot be put back, with their
-// chains; none if there are none.
+// quarantineWarning returns a warning about rules and parts of native tables that cannot be put
+// back, with their chains; none if there are none.
 func quarantineWarning(s api.Status) []pageWarning {
-	n := len(s.Quarantined)
-	if n == 0 {
+	text := s.PartialCount()
+	if len(s.Quarantined) == 0 || text == "" {
 		return nil
 	}
-	w := pageWarning{Name: "quarantine", Alert: "CanarydReplayPartial", Class: "bad", Title: api.Upper(api.CountText(n, api.QuarantinedShown, "rule")) + " cannot be put back.",
-		Text: "They are quarantined: the kernel refuses them, or lacks their dependencies. They are tried again; the rest of their tables is in force.", Command: "canaryd status"}
-	if n == 1 {
-		w.Text = "It is quarantined: the kernel refuses it, or lacks a dependency. It is tried again; the rest of its table is in force."
-	}
+	w := pageWarning{Name: "quarantine", Alert: "CanarydReplayPartial", Class: "bad", Title: api.Upper(text) + ".",
+		Text: "The kernel refuses them, or lacks their dependencies. They are tried again, unless their table is left out; the rest of their tables is in force.", Command: "canaryd status"}
 	if len(s.WaitingChains) > 0 {
 		w.Text = "A rule that could not be put back decides which packets reach the rules behind it: they wait for it. The rest is in force."
 	}
 	for _, q := range s.Quarantined {
-		name := fmt.Sprintf("%s/%s/%s", q.Family, q.Table, q.Chain)
+		name := strings.ReplaceAll(q.TableName(), " ", "/") + "/" + q.Chain
 		if !slices.Contains(w.Chains, name) && len(w.Chains) < 5 {
 			w.Chains = append(w.Chains, name)
 		}

@@ -151,7 +151,7 @@ func (f *fateFinder) lacks(i int) (lost fate) {
 		}
 		of, to := f.rule(r.expressions())
 		if !held && f.writes(here) && f.waits(of, lost) {
-			f.put(here, hold{why: "it waits behind " + first + ", which lacks a part", waits: true})
+			f.put(here, hold{why: "waits behind " + first + ", which lacks a part", waits: true})
 			held = true
 		}
 		if held {

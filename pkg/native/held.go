@@ -32,6 +32,8 @@ type Held struct {
 	// Before and Behind are the nearest rules of its chain that are not left out; zero: none.
 	Before Digest `json:"before,omitzero"`
 	Behind Digest `json:"behind,omitzero"`
+	// Flush is the ID of the flush that took it. The daemon sets it.
+	Flush string `json:"flush,omitempty"`
 }
 
 func (h *holder) words() *words {

@@ -30,6 +30,8 @@ type QuarantinedRule struct {
 	// Waits means that the rule itself can be written. It waits for an earlier rule: without that
 	// rule it would meet packets that the complete rules keep from it.
 	Waits bool `json:"waits,omitempty"`
+	// Flush is the ID of the flush that took it. The daemon sets it.
+	Flush string `json:"flush,omitempty"`
 }
 
 // A Quarantine holds the quarantined rules of each table. It is a value.
@@ -126,35 +128,6 @@ func refusedOf(list []QuarantinedRule) reasons {
 // matches reports whether h is this rule of this chain.
 func (h QuarantinedRule) matches(chain string, r rules.Rule) bool {
 	return h.Chain == chain && h.Rule.Is(r)
-}
-
-// HeldBy returns a function that reports whether a list has a rule. releaseMissing calls it for
-// rules that flush records list as missing.
-func HeldBy(list []QuarantinedRule) func(QuarantinedRule) bool {
-	held := heldRules(list)
-	return func(h QuarantinedRule) bool { return held.has(h.Chain, h.Rule) }
-}
-
-// StandsIn returns a function that reports whether a section has a rule in its place. A flush
-// record lists such a rule as missing no more. The function is for one goroutine.
-func StandsIn(s rules.Section) func(QuarantinedRule) bool {
-	chains := make(map[string][]rules.Rule, len(s.Chains))
-	for _, c := range s.Chains {
-		chains[c.Name] = c.Rules
-	}
-	for _, h := range s.Jumps {
-		chains[h.Chain] = append(chains[h.Chain], h.Rule)
-	}
-	stand := map[string]map[string]bool{} // by chain and meaning, for the chains that were looked up
-	return func(h QuarantinedRule) bool {
-		if stand[h.Chain] == nil {
-			stand[h.Chain] = map[string]bool{}
-			for _, r := range chains[h.Chain] {
-				stand[h.Chain][r.Meaning()] = true
-			}
-		}
-		return stand[h.Chain][h.Rule.Meaning()]
-	}
 }
 
 // A heldIndex counts quarantined rules by chain. A chain may hold a rule twice, and only the second
