@@ -24,6 +24,20 @@ type Script struct {
 	Steps   []Step
 	// AsText has iptables-restore write the script even if its bytes are known.
 	AsText bool
+	// ByMarks lets a Restore take the script although other processes commit meanwhile, if all marks
+	// that it deletes are still there: on nft by their handles, in one transaction. Otherwise the
+	// script is stale. The xtables lock needs no such exception.
+	ByMarks bool
+}
+
+// byMarks reports whether all scripts of a payload are ByMarks.
+func (p Payload) byMarks() bool {
+	for _, scripts := range p {
+		if slices.ContainsFunc(scripts, func(s Script) bool { return !s.ByMarks }) {
+			return false
+		}
+	}
+	return true
 }
 
 // A Verb is the action of a Step, by the letter of iptables' command.

@@ -159,6 +159,9 @@ type Job struct {
 	// refused; they are tried first.
 	Strict  bool
 	Refused Refusals
+	// ByMarks lets Rotate write although other processes commit meanwhile, if all marks are still
+	// there; see iptables.Script.
+	ByMarks bool
 	// Judged, if set, is called with the findings of each guarded read of a family, before any
 	// write. The last call counts. On an error nothing more is written to the family.
 	Judged func(rules.Family, map[rules.TableName]TableResult) error
@@ -310,8 +313,18 @@ func (r Replayer) Replant(ctx context.Context, job Job) (Result, error) {
 // Rotate gives intact tables a new nonce, and each chain with a jump a witness. A table that needs
 // no marks any more loses its own. It is due after the generation has changed: a file that was
 // saved before the change has the old nonce. Only a new nonce shows that such a file was restored.
+//
+// It tries once, because the caller may have more urgent work, and the error of a stale try is
+// nft.ErrStale. With job.ByMarks other processes do not make it stale.
 func (r Replayer) Rotate(ctx context.Context, job Job) (Result, error) {
-	return r.each(ctx, job, action{plan: rotate})
+	plan := func(task tableTask, nonce canary.Nonce) *tablePlan {
+		p := rotate(task, nonce)
+		if p != nil {
+			p.script.ByMarks = job.ByMarks
+		}
+		return p
+	}
+	return r.each(ctx, job, action{plan: plan, oneTry: true})
 }
 
 // Force makes the protected part of every table exactly as the generation has it, because an
@@ -374,6 +387,8 @@ type action struct {
 	plan func(task tableTask, nonce canary.Nonce) *tablePlan
 	// mayWriteUnguarded: if a busy writer makes every try stale, write without a guard.
 	mayWriteUnguarded bool
+	// oneTry: a stale write is not tried again.
+	oneTry bool
 	// mayStage: filter and mangle may be written before nat.
 	mayStage bool
 	// asksProxy: canaryd requests a full sync from kube-proxy, where it has to do one.
