@@ -25,10 +25,11 @@ const (
 	rotateQuiet = 200 * time.Millisecond
 	rotateShare = 49
 	// If owners are never quiet for so long, the marks are renewed anyway after rotateMost.
-	// Until then a file that was saved earlier passes for the present rules. At 5,000 services a
-	// try takes 0.1 s, in which the loop learns nothing: so it takes 0.5 % of the time at most.
+	// Until then a file that was saved earlier passes for the present rules.
 	rotateMost = 10 * time.Second
-	rotateLoop = 199
+	// Next to an owner that never rests a try waits for that owner's commits: at 5,000 services
+	// 0.1 s, in which the loop learns nothing. These tries take 0.5 % of the time at most.
+	rotateBeaten = 199
 	// A purge reads the rules before its first deletion, and canaryd recognises it by the marks
 	// that it then deletes. So marks stay for holdQuiet after a single command removed rules,
 	// and for culprit.PurgeKept at most while such commands continue.
@@ -52,9 +53,9 @@ type rotation struct {
 	// so last.
 	removedSince, removedLast time.Time
 	released                  bool // the generation grew, too
-	// beaten: an owner's commit made the last renewal next to a restless owner stale.
-	beaten bool
-	// notBefore is when the next try next to a restless owner is due at the earliest.
+	// beaten: an owner's commit made the last guarded try stale, and no quiet time came since. Next
+	// to a restless owner, the next try is not due before notBefore.
+	beaten    bool
 	notBefore time.Time
 }
 
@@ -200,9 +201,10 @@ func (fs *familyState) restless() bool {
 }
 
 // rotate renews the nonce of families whose generation changed. So canaryd recognises a file
-// that was saved before the change when another process restores it. Each try is one guarded
-// write. If a restless owner commits within it, only the marks guard the next one: the kernel
-// takes that unless a mark is gone. So a renewal takes no more than two tries.
+// that was saved before the change when another process restores it. A try is one guarded write,
+// because the loop has more urgent work. If a restless owner commits within it, the marks alone
+// guard the next try: the kernel takes that one unless a mark is gone. So no owner's commits
+// prevent two tries in a row.
 func (d *Daemon) rotate(ctx context.Context, st *state) {
 	var families []rules.Family
 	byMarks := false
@@ -219,7 +221,10 @@ func (d *Daemon) rotate(ctx context.Context, st *state) {
 	for _, f := range families {
 		fs := st.families[f]
 		fr, ok := result[f]
-		fs.rotation = rotation{beaten: byMarks || errors.Is(fr.Err, nft.ErrStale), notBefore: time.Now().Add(rotateLoop * cost)}
+		fs.rotation = rotation{}
+		if byMarks || errors.Is(fr.Err, nft.ErrStale) {
+			fs.rotation = rotation{beaten: true, notBefore: time.Now().Add(rotateBeaten * cost)}
+		}
 		if ok {
 			d.applyResult(ctx, st, f, fr)
 		}

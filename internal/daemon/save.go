@@ -60,8 +60,8 @@ func (d *Daemon) save(ctx context.Context, st *state, last bool) {
 		return
 	}
 	start := time.Now()
-	if !d.keepDecision(ctx, st) || !d.keepUnread(ctx, st) {
-		st.disk.failed(start) // the stored files show the loss
+	if !d.keepWaiting(ctx, st) {
+		st.disk.failed(start)
 		return
 	}
 	switch sound := d.sound(st); {
@@ -70,31 +70,29 @@ func (d *Daemon) save(ctx context.Context, st *state, last bool) {
 	case last || pace.Due(st.disk.saveAt, start) || !d.cfg.Store.Holds():
 		d.beginGeneration(ctx, st, start)
 		return
-	default:
-		d.confirm(st)
 	}
 	d.saveState(ctx, st, nil)
+}
+
+// keepWaiting writes all that waits for an operator to disk. If that fails, no state and no
+// generation may be written: the stored files show the loss.
+func (d *Daemon) keepWaiting(ctx context.Context, st *state) bool {
+	return d.keepDecision(ctx, st) && d.keepUnread(ctx, st)
 }
 
 // beginGeneration begins to write the generation that ought to be in force, and then writes the
 // state that names it. Changes during the write plan the next one.
 func (d *Daemon) beginGeneration(ctx context.Context, st *state, start time.Time) {
-	w, changes := d.cfg.Store.BeginSave(d.toStore(st)), st.generation.changes
+	write, end := d.cfg.Store.BeginSave(d.toStore(st))
+	changes := st.generation.changes
 	st.disk.saveAt, st.disk.savedAt = time.Time{}, start
-	d.beginSaving(ctx, st, w.Run, func(ctx context.Context, st *state) {
-		err, bytesErr := w.End()
+	d.beginSaving(ctx, st, write, func(ctx context.Context, st *state) {
+		err, bytesErr := end()
 		st.disk.savedAt, st.disk.cost = time.Now(), time.Since(start)
 		st.disk.saveAt = pace.Earliest(st.disk.saveAt, st.disk.savedAt.Add(confirmEvery))
 		if err == nil {
 			st.disk.written = changes
 			d.tookBytes(ctx, st, bytesErr)
-		}
-		if d.sound(st) {
-			d.confirm(st)
-		}
-		if !d.keepDecision(ctx, st) || !d.keepUnread(ctx, st) {
-			st.disk.failed(time.Now())
-			return
 		}
 		d.saveState(ctx, st, err)
 	})
@@ -125,9 +123,15 @@ func (d *Daemon) awaitSaving(ctx context.Context, st *state) {
 	}
 }
 
-// saveState writes the state, unless the generation could not be written (err). A state that
-// confirms nothing has the marks.
+// saveState writes the state, unless the generation could not be written (err).
 func (d *Daemon) saveState(ctx context.Context, st *state, err error) {
+	if !d.keepWaiting(ctx, st) {
+		st.disk.failed(time.Now())
+		return
+	}
+	if d.sound(st) {
+		d.confirm(st)
+	}
 	if err == nil && len(st.unread.files) > 0 && d.sound(st) {
 		d.dropStanding(ctx, st, false, func(id string) bool { return id == st.want().ID() })
 	}

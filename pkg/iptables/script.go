@@ -30,14 +30,12 @@ type Script struct {
 	ByMarks bool
 }
 
-// byMarks reports whether all scripts of a payload are ByMarks.
+// byMarks reports whether the scripts of a payload are ByMarks; all are, or none.
 func (p Payload) byMarks() bool {
 	for _, scripts := range p {
-		if slices.ContainsFunc(scripts, func(s Script) bool { return !s.ByMarks }) {
-			return false
-		}
+		return scripts[0].ByMarks
 	}
-	return true
+	return false
 }
 
 // A Verb is the action of a Step, by the letter of iptables' command.

@@ -30,13 +30,13 @@ func TestSavingInSteps(t *testing.T) {
 	must(t, s.saveGeneration(generation(t, 0), "snapshot", noon))
 	must(t, s.SaveState(state))
 	for n := 1; n < 2*keptGenerations; n++ { // older ones are removed
-		w := s.BeginSave(Stored{Source: "snapshot", Captured: noon, Generation: generation(t, n)})
+		write, end := s.BeginSave(Stored{Source: "snapshot", Captured: noon, Generation: generation(t, n)})
 		must(t, s.SaveState(state))
 		wants(n - 1)
-		w.Run()
+		write()
 		must(t, s.SaveState(state))
 		wants(n - 1)
-		err, bytesErr := w.End()
+		err, bytesErr := end()
 		must(t, err)
 		must(t, bytesErr)
 		must(t, s.SaveState(state))
@@ -50,17 +50,17 @@ func TestSavingThatFails(t *testing.T) {
 	dir := t.TempDir() + "/state"
 	s := openStore(t, dir, here)
 	must(t, s.saveGeneration(generation(t, 1), "snapshot", noon))
-	w := s.BeginSave(Stored{Generation: generation(t, 2)})
+	write, end := s.BeginSave(Stored{Generation: generation(t, 2)})
 	must(t, os.RemoveAll(dir))
 	must(t, os.WriteFile(dir, nil, 0o600))
-	w.Run()
-	if err, _ := w.End(); err == nil || s.written != generation(t, 1).ID() {
+	write()
+	if err, _ := end(); err == nil || s.written != generation(t, 1).ID() {
 		t.Errorf("%v; the next state would name %s", err, s.written)
 	}
 	must(t, os.Remove(dir))
-	w = s.BeginSave(Stored{Generation: generation(t, 3)})
-	w.Run()
-	err, _ := w.End()
+	write, end = s.BeginSave(Stored{Generation: generation(t, 3)})
+	write()
+	err, _ := end()
 	must(t, err)
 	must(t, s.SaveState(testState()))
 	if _, stored, err := openStore(t, dir, here).LoadState(); err != nil || stored.ID != generation(t, 3).ID() {
