@@ -194,8 +194,8 @@ func (d *Daemon) work(ctx context.Context, name string, limit time.Duration, do 
 // health checks restart canaryd otherwise. Losses do not count: a restart in the middle of an
 // outage does not help.
 func (d *Daemon) Alive() error {
-	for _, b := range []*beside{d.copier, d.saver} {
-		if r := b.now.Load(); r != nil && r.overdue() != nil {
+	for _, w := range []*worker{d.copier, d.saver} {
+		if r := w.now.Load(); r != nil && r.overdue() != nil {
 			return r.overdue()
 		}
 	}

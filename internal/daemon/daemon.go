@@ -170,8 +170,8 @@ type Daemon struct {
 	cfg            Config
 	requests       chan request
 	sweeps         chan sweep
-	copier         *beside // writes the standby's copies
-	saver          *beside // writes generations and native tables to disk
+	copier         *worker // writes the standby's copies
+	saver          *worker // writes generations and native tables to disk
 	status         atomic.Pointer[published]
 	made           time.Time         // when New made it; durations since then ignore a clock that is set
 	turned         atomic.Int64      // when the loop last turned, in nanoseconds since made
@@ -202,8 +202,8 @@ func New(cfg Config) *Daemon {
 		cfg:      cfg,
 		requests: make(chan request),
 		sweeps:   make(chan sweep, 1),
-		copier:   newBeside("write the standby's copy", writeLimit),
-		saver:    newBeside("write to disk", diskLimit),
+		copier:   newWorker("write the standby's copy", writeLimit),
+		saver:    newWorker("write to disk", diskLimit),
 		made:     time.Now(),
 
 		baselineTaken: make(chan struct{}),
@@ -262,9 +262,9 @@ func (d *Daemon) Run(ctx context.Context) error {
 	background.Go(func() { check.run(ctx, found) })
 	defer close(d.sweeps)
 	background.Go(func() { d.runSweeps(ctx) })
-	for _, b := range []*beside{d.copier, d.saver} {
-		defer close(b.todo)
-		background.Go(func() { d.runBeside(b) })
+	for _, w := range []*worker{d.copier, d.saver} {
+		defer close(w.todo)
+		background.Go(func() { d.runWorker(w) })
 	}
 	baselines := make(chan baseline.Known, 1)
 	go func() { baselines <- d.loadBaseline() }()

@@ -24,9 +24,9 @@ type Script struct {
 	Steps   []Step
 	// AsText has iptables-restore write the script even if its bytes are known.
 	AsText bool
-	// ByMarks lets a Restore take the script although other processes commit meanwhile, if all marks
-	// that it deletes are still there: on nft by their handles, in one transaction. Otherwise the
-	// script is stale. The xtables lock needs no such exception.
+	// ByMarks lets a Restore write the script although other processes commit meanwhile, if all
+	// marks that it deletes are still there. On nft their handles show that, in the transaction.
+	// Otherwise the script is stale. The xtables lock needs no such exception.
 	ByMarks bool
 }
 

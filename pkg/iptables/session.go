@@ -220,10 +220,8 @@ func (s *genidSession) write(ctx context.Context, payload Payload, encode func(P
 	}
 	batch, genid, endTrials, err := s.teach(ctx, encode(due), due, genid, anyway)
 	defer endTrials()
-	if byMarks && batch != nil && err == nil {
-		if genid = nft.NoGuard; len(batch.result.detour) > 0 {
-			err = nft.ErrStale // a mark is gone
-		}
+	if byMarks && err == nil {
+		genid, err = batch.byMarks(genid)
 	}
 	if err != nil {
 		for family := range due {

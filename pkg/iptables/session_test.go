@@ -71,9 +71,9 @@ func TestSessionStale(t *testing.T) {
 	})
 }
 
-// TestSessionByMarks: another process commits after the read. A script that is guarded by the marks
-// that it deletes is written, unless one is gone: before it is encoded, or before it is sent. Then it
-// is stale, and no program is run for it.
+// TestSessionByMarks: another process commits after the read. A script that is guarded by the
+// marks that it deletes is written, unless one is gone before it is encoded or sent. Then it is
+// stale, and no program is run for it.
 func TestSessionByMarks(t *testing.T) {
 	for _, test := range []struct {
 		name          string

@@ -51,8 +51,8 @@
 //     an owner's writes in between are lost. The same holds if they are flushed before the replay
 //     (see Memory). A file that was saved after the last change but one, and before the marks
 //     were renewed, counts as its owner's decision. Marks are renewed 200 ms after a change, or
-//     every 10 s while changes continue: at 5,000 services every 20 s next to commits without a
-//     pause, and more seldom on a busy machine. If single commands removed rules and no process
+//     every 10 s while changes continue. At 5,000 services it is every 20 s next to commits without
+//     a pause, and more seldom on a busy machine. If single commands removed rules and no process
 //     added any, marks are renewed 10 s later.
 //   - A kube-proxy that noticed a flush may miss a second one, if its own full sync ends more
 //     than 15 s after the replay.
@@ -444,16 +444,4 @@ func plantFirst(task tableTask, nonce canary.Nonce) *tablePlan {
 		return nil
 	}
 	return plant(task, nonce)
-}
-
-// rotate plans marks with a new nonce for an intact or changed table, for Rotate.
-func rotate(task tableTask, nonce canary.Nonce) *tablePlan {
-	if v := task.finding.Verdict; v != canary.Intact && v != canary.Changed || task.want.Mark.Nonce == "" {
-		return nil
-	}
-	if task.want.Needless(task.seen) {
-		return composeWithdrawal(task)
-	}
-	task.want.Section.Jumps = task.seen.Section.Jumps
-	return composeRotation(task, nonce)
 }
