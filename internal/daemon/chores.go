@@ -106,7 +106,7 @@ func (d *Daemon) next(st *state) *chore {
 }
 
 // runnable returns the chores that may run now. While a copy of the standby is written, no chore
-// runs that writes: the copy's commit would make its writes stale, or look like a flusher's. The
+// runs that writes. The copy's commit would make its writes stale, or look like a flusher's. The
 // first due one ends the list, so that no later chore delays it.
 func (d *Daemon) runnable(st *state, now time.Time) []chore {
 	if st.copying == nil {
