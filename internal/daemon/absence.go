@@ -28,6 +28,7 @@ type absence struct {
 // how long lost rules were absent.
 func (d *Daemon) finish(ctx context.Context, st *state) {
 	d.awaitCopying(ctx, st)
+	d.awaitSaving(ctx, st)
 	if !st.removed && st.loss == nil {
 		looking, done := context.WithTimeout(ctx, lastLookWithin)
 		st.looking.hint(time.Now())
@@ -36,6 +37,7 @@ func (d *Daemon) finish(ctx context.Context, st *state) {
 	}
 	d.leaveNative(ctx, st)
 	d.save(ctx, st, true)
+	d.awaitSaving(ctx, st)
 	log := klog.FromContext(ctx)
 	severity.Notices(log).Info("Stopped; canaries and rules stay in place")
 	if st.pause.on() {

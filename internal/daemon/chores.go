@@ -78,7 +78,7 @@ func (d *Daemon) newChores() []chore {
 		{"count unguarded rules", d.inventoryAt, d.mayTakeInventory, readLimit, d.takeInventory},
 		{"find owners", d.ownersAt, d.mayFindOwners, briefLimit, d.findOwners},
 		{"compare with the baseline", d.compareAt, nil, briefLimit, func(_ context.Context, st *state) { d.compareBaseline(st) }},
-		{"save", func(st *state) time.Time { return pace.Earliest(st.disk.markedAt, st.disk.saveAt) }, nil, diskLimit, func(ctx context.Context, st *state) { d.save(ctx, st, false) }},
+		{"save", func(st *state) time.Time { return pace.Earliest(st.disk.markedAt, st.disk.saveAt) }, (*state).maySave, diskLimit, func(ctx context.Context, st *state) { d.save(ctx, st, false) }},
 		{"give memory back", func(st *state) time.Time { return st.memory.FreeAt }, nil, briefLimit, d.freeMemory},
 	})
 }
@@ -106,7 +106,7 @@ func (d *Daemon) next(st *state) *chore {
 }
 
 // runnable returns the chores that may run now. While a copy of the standby is written, no chore
-// runs that writes: the copy's commit would make its writes stale, or look like a flusher's. The
+// runs that writes. The copy's commit would make its writes stale, or look like a flusher's. The
 // first due one ends the list, so that no later chore delays it.
 func (d *Daemon) runnable(st *state, now time.Time) []chore {
 	if st.copying == nil {
@@ -143,6 +143,9 @@ func perFamily(at func(*familyState) time.Time) func(*state) time.Time {
 // nothingLost reports whether no loss is open. A chore that would write during a loss waits for
 // its replay.
 func (st *state) nothingLost() bool { return st.loss == nil }
+
+// maySave reports whether no save is under way. Otherwise the next one waits, and has the newest.
+func (st *state) maySave() bool { return st.saving == nil }
 
 // mayWrite reports whether canaryd may write rules while nothing is lost.
 func (st *state) mayWrite() bool { return st.loss == nil && st.heals() }
@@ -191,8 +194,10 @@ func (d *Daemon) work(ctx context.Context, name string, limit time.Duration, do 
 // health checks restart canaryd otherwise. Losses do not count: a restart in the middle of an
 // outage does not help.
 func (d *Daemon) Alive() error {
-	if r := d.writing.Load(); r != nil && r.overdue() != nil {
-		return r.overdue()
+	for _, w := range []*worker{d.copier, d.saver} {
+		if r := w.now.Load(); r != nil && r.overdue() != nil {
+			return r.overdue()
+		}
 	}
 	if r := d.running.Load(); r != nil {
 		return r.overdue()

@@ -98,8 +98,8 @@ func (c *contention) start(ctx context.Context, record api.Flush) {
 		"flush", record.ID, "tables", c.of, "by", flushes.CulpritsText(record))
 }
 
-// spend charges the limit of one kind of table with the cost of a replay, which began when the
-// daemon had used that much CPU time. In a contention it adds the loop's steps since the last
+// spend charges the limit of one kind of table with the cost of a replay. The replay began when
+// the daemon had used that much CPU time. In a contention it adds the loop's steps since the last
 // replay, and the sweeps. The cost of HTTP clients between steps does not count: a client that
 // polls the status would delay replays. A sweep next to a step counts twice, which errs to the
 // side of the node.

@@ -58,7 +58,6 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/baseline"
-	"github.com/canaryd/canaryd/internal/copies"
 	"github.com/canaryd/canaryd/internal/journal"
 	"github.com/canaryd/canaryd/internal/metrics"
 	"github.com/canaryd/canaryd/internal/onrequest"
@@ -171,8 +170,8 @@ type Daemon struct {
 	cfg            Config
 	requests       chan request
 	sweeps         chan sweep
-	writes         chan copies.Write // of the standby's copies
-	written        chan struct{}     // the last of writes was done
+	copier         *worker // writes the standby's copies
+	saver          *worker // writes generations and native tables to disk
 	status         atomic.Pointer[published]
 	made           time.Time         // when New made it; durations since then ignore a clock that is set
 	turned         atomic.Int64      // when the loop last turned, in nanoseconds since made
@@ -181,14 +180,14 @@ type Daemon struct {
 	words          []protect.OwnWord // of --protect that name rules themselves
 	chores         []chore
 	running        atomic.Pointer[running] // the step that the loop is at; nil: none
-	writing        atomic.Pointer[running] // the write of copies on another goroutine; nil: none
 	journalTrouble pace.Shared             // why the last flush record is not on disk
 	listenTrouble  pace.Shared             // why HTTP is not served
 	// baselineTaken is closed once the loop has read the baseline from disk.
 	baselineTaken chan struct{}
-	confirming    sync.Mutex   // held while a request changes the baseline
-	watchers      watchers     // clients that follow the status
-	elsewhere     atomic.Int64 // CPU time of sweeps and copies in ns that no replay was charged for
+	confirming    sync.Mutex // held while a request changes the baseline
+	watchers      watchers   // clients that follow the status
+	// elsewhere is CPU time in ns of sweeps, copies and saves that no replay was charged for.
+	elsewhere atomic.Int64
 }
 
 // A request is a step that another goroutine hands to the loop, such as the control socket's.
@@ -203,8 +202,8 @@ func New(cfg Config) *Daemon {
 		cfg:      cfg,
 		requests: make(chan request),
 		sweeps:   make(chan sweep, 1),
-		writes:   make(chan copies.Write, 1),
-		written:  make(chan struct{}, 1),
+		copier:   newWorker("write the standby's copy", writeLimit),
+		saver:    newWorker("write to disk", diskLimit),
 		made:     time.Now(),
 
 		baselineTaken: make(chan struct{}),
@@ -263,8 +262,10 @@ func (d *Daemon) Run(ctx context.Context) error {
 	background.Go(func() { check.run(ctx, found) })
 	defer close(d.sweeps)
 	background.Go(func() { d.runSweeps(ctx) })
-	defer close(d.writes)
-	background.Go(d.runWrites)
+	for _, w := range []*worker{d.copier, d.saver} {
+		defer close(w.todo)
+		background.Go(func() { d.runWorker(w) })
+	}
 	baselines := make(chan baseline.Known, 1)
 	go func() { baselines <- d.loadBaseline() }()
 	defer stop() // first: a step that panics must end canaryd, not wait for the background
@@ -283,8 +284,10 @@ func (d *Daemon) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			d.work(ctx, "save", diskLimit, func() { d.finish(context.WithoutCancel(ctx), st) })
 			return nil
-		case <-d.written:
+		case <-d.copier.done:
 			d.work(ctx, "take up written copies", briefLimit, func() { d.endCopying(ctx, st) })
+		case <-d.saver.done:
+			d.work(ctx, "take up a save", diskLimit, func() { d.endSaving(ctx, st) })
 		case <-hints:
 			hinted = true
 			st.looking.hint(time.Now())
@@ -303,6 +306,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 		case r := <-d.requests:
 			d.work(ctx, "answer a request", d.settleLimit(), func() {
 				d.awaitCopying(ctx, st)
+				d.awaitSaving(ctx, st)
 				r.do(ctx, st)
 			})
 			close(r.done)

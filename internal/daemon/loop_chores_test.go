@@ -389,12 +389,16 @@ func choresWorld(t *testing.T, backend iptables.Backend) (*Daemon, world) {
 		nativeStandby: w.standby.native, nativeStore: nativestore.New(dir, nativestore.Identity{})}).d, w
 }
 
-// doChore does a chore, and the write of copies that it begins.
+// doChore does a chore, and the write of copies or to disk that it begins.
 func doChore(ctx context.Context, d *Daemon, st *state, c *chore) {
 	c.do(ctx, st)
 	if st.copying != nil {
-		(<-d.writes).Run()
+		(<-d.copier.todo)()
 		d.endCopying(ctx, st)
+	}
+	if st.saving != nil {
+		(<-d.saver.todo)()
+		d.endSaving(ctx, st)
 	}
 }
 

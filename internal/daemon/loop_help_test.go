@@ -132,7 +132,8 @@ type setup struct {
 	// attachments are libcni's files; nil: canaryd reads none.
 	attachments pods.Attachments
 	// elsewhere opens the other backend; nil: it cannot be opened.
-	elsewhere func(context.Context, iptables.Backend) (Reader, func(), error)
+	elsewhere  func(context.Context, iptables.Backend) (Reader, func(), error)
+	saverDelay func() // the disk's delay of each save; nil: there is none
 }
 
 // A rig is a running Daemon on a Fake.
@@ -302,6 +303,7 @@ func configure(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 		cfg.Declared, cfg.Declarations = &Declaration{Generation: s.declared, Claims: claims, Origin: s.origin}, r.declare
 	}
 	r.d = New(cfg)
+	r.d.saver.delay = s.saverDelay
 	if !s.deaf {
 		fake.OnUnlock(func() { hints.Give(watch.SourceLock) })
 		fake.OnCommit(func(c nft.Commit) {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
@@ -51,6 +52,58 @@ func TestSavedRulesBesideABusyOwner(t *testing.T) {
 		}
 		if kind := r.oneRecord().Kind; kind != canary.Replaced {
 			t.Errorf("the restored file is %s", kind)
+		}
+	})
+}
+
+// TestMarksBesideAnOwnerThatNeverRests: on nft an owner commits within each guarded write. The
+// marks are renewed anyway: the first try goes stale, and only the marks guard the next tries. A
+// flush within such a try is not hidden.
+func TestMarksBesideAnOwnerThatNeverRests(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var r *rig
+		turn, tries, flush := 0, 0, false
+		commit := func() {
+			turn++
+			r.write(rules.Nat, ":"+endpoint(0)+" - [0:0]", fmt.Sprintf("-A %s -p tcp --dport %d -j RETURN", endpoint(0), turn))
+		}
+		fake := loadedFake(t, iptables.NFT)
+		step := func(what string, _ iptables.Session) {
+			if what != "restore" || turn == 0 {
+				return
+			}
+			tries++
+			if commit(); flush {
+				flush = false
+				must(t, fake.Flush(rules.IPv4, rules.Nat, ""))
+			}
+		}
+		r = startOn(t, fake, setup{kernel: stepping{fake, step}})
+		r.after(5 * time.Second)
+		busy := func(length time.Duration) (nonces int) {
+			last := r.canary(rules.Nat)
+			for end := time.Now().Add(length); time.Now().Before(end); {
+				commit()
+				r.after(10 * time.Millisecond)
+				if now := r.canary(rules.Nat); now != last {
+					nonces, last = nonces+1, now
+				}
+			}
+			return nonces
+		}
+		if n := busy(time.Minute); n < 4 || n > 6 || tries != n+1 {
+			t.Errorf("%d new marks in a minute, by %d tries; want one each 10 s, and one stale try", n, tries)
+		}
+		r.wantReady()
+		flush = true
+		for end := time.Now().Add(time.Minute); flush && time.Now().Before(end); {
+			commit()
+			r.after(10 * time.Millisecond)
+		}
+		r.after(3 * time.Second)
+		r.wantReady()
+		if record := r.oneRecord(); !record.Outcome.Done() {
+			t.Errorf("the flush within a renewal: %+v", record)
 		}
 	})
 }

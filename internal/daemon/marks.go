@@ -14,6 +14,7 @@ import (
 	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -26,6 +27,9 @@ const (
 	// If owners are never quiet for so long, the marks are renewed anyway after rotateMost.
 	// Until then a file that was saved earlier passes for the present rules.
 	rotateMost = 10 * time.Second
+	// Next to an owner that never rests a try waits for that owner's commits: at 5,000 services
+	// 0.1 s, in which the loop learns nothing. These tries take 0.5 % of the time at most.
+	rotateBeaten = 199
 	// A purge reads the rules before its first deletion, and canaryd recognises it by the marks
 	// that it then deletes. So marks stay for holdQuiet after a single command removed rules,
 	// and for culprit.PurgeKept at most while such commands continue.
@@ -49,6 +53,10 @@ type rotation struct {
 	// so last.
 	removedSince, removedLast time.Time
 	released                  bool // the generation grew, too
+	// beaten: an owner's commit made the last guarded try stale, and no quiet time came since. Next
+	// to a restless owner, the next try is not due before notBefore.
+	beaten    bool
+	notBefore time.Time
 }
 
 // plant writes the first canaries and witnesses. The content that the tables have when these
@@ -174,14 +182,12 @@ func rotationAt(fs *familyState) time.Time {
 	if fs.looked.trouble.There() || fs.examined.trouble.There() {
 		return time.Time{}
 	}
+	if anyOf(fs.tables, func(ts *tableState) bool { return ts.learningStopped }) {
+		return time.Time{}
+	}
 	at := fs.rotation.at
-	for _, ts := range fs.tables {
-		switch {
-		case ts.learningStopped:
-			return time.Time{}
-		case ts.pending || !fs.examined.dirty.IsZero():
-			at = fs.rotation.by
-		}
+	if fs.restless() && !at.IsZero() {
+		at = pace.Latest(fs.rotation.by, fs.rotation.notBefore)
 	}
 	if at.IsZero() {
 		return at
@@ -189,22 +195,36 @@ func rotationAt(fs *familyState) time.Time {
 	return pace.Latest(at, fs.rotation.heldUntil())
 }
 
+// restless reports whether an owner of the family's rules is at work.
+func (fs *familyState) restless() bool {
+	return !fs.examined.dirty.IsZero() || anyOf(fs.tables, func(ts *tableState) bool { return ts.pending })
+}
+
 // rotate renews the nonce of families whose generation changed. So canaryd recognises a file
-// that was saved before the change when another process restores it.
+// that was saved before the change when another process restores it. A try is one guarded write,
+// because the loop has more urgent work. If a restless owner commits within it, the marks alone
+// guard the next try: the kernel takes that one unless a mark is gone. So no owner's commits
+// prevent two tries in a row.
 func (d *Daemon) rotate(ctx context.Context, st *state) {
 	var families []rules.Family
+	byMarks := false
 	for f, fs := range st.inOrder() {
 		if pace.Due(rotationAt(fs), time.Now()) {
 			families = append(families, f)
+			byMarks = byMarks || fs.restless() && fs.rotation.beaten
 		}
 	}
-	start := time.Now()
-	result, err := d.replayer(ctx, st).Rotate(ctx, d.job(st, families...))
+	start, job := time.Now(), d.job(st, families...)
+	job.ByMarks = byMarks
+	result, err := d.replayer(ctx, st).Rotate(ctx, job)
 	cost := time.Since(start)
 	for _, f := range families {
 		fs := st.families[f]
-		fs.rotation = rotation{}
 		fr, ok := result[f]
+		fs.rotation = rotation{}
+		if byMarks || errors.Is(fr.Err, nft.ErrStale) {
+			fs.rotation = rotation{beaten: true, notBefore: time.Now().Add(rotateBeaten * cost)}
+		}
 		if ok {
 			d.applyResult(ctx, st, f, fr)
 		}

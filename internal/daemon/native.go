@@ -248,7 +248,7 @@ func (d *Daemon) nativeChores() []chore {
 		{"plant witnesses", func(st *state) time.Time { return st.native.plantAt }, mayReadNative, briefLimit, d.plantWitnesses},
 		{"end the contention of native tables", func(st *state) time.Time { return st.native.contention.calmAt }, func(st *state) bool { return st.native.loss == nil }, briefLimit,
 			func(ctx context.Context, st *state) { st.native.contention.end(ctx) }},
-		{"save native tables", func(st *state) time.Time { return st.native.disk.saveAt }, nil, diskLimit, d.saveNative},
+		{"save native tables", func(st *state) time.Time { return st.native.disk.saveAt }, (*state).maySave, diskLimit, d.saveNative},
 	}
 }
 

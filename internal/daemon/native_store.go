@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"errors"
+	"maps"
 	"path/filepath"
 	"time"
 
@@ -68,7 +69,8 @@ func (d *Daemon) saveNative(ctx context.Context, st *state) {
 	if d.nativeSound(st) && !r.known.IsZero() {
 		r.disk.confirmed = up - start.Sub(r.known)
 	}
-	stored := nativestore.Stored{Confirmed: r.disk.confirmed, Tables: []nativestore.Row{}}
+	r.disk.savedAt = start
+	changes, stored := r.disk.changes, nativestore.Stored{Confirmed: r.disk.confirmed, Tables: []nativestore.Row{}}
 	for _, id := range r.ids() {
 		t := r.tables[id]
 		if t.drill {
@@ -83,18 +85,27 @@ func (d *Daemon) saveNative(ctx context.Context, st *state) {
 		row := nativestore.Row{Witness: t.witness, Verdict: t.finding.Verdict, Held: st.quarantine.Held(id),
 			Generation: nativestore.GenerationOf(t.want, t.digest, t.made, t.captured, up-start.Sub(t.leftAt))}
 		if len(t.policies.Drops) > 0 {
-			row.Policies = t.policies.Known
+			row.Policies = maps.Clone(t.policies.Known) // a dismissal changes them
 		}
 		stored.Tables = append(stored.Tables, row)
 	}
-	err := d.cfg.Native.Store.Save(stored)
-	if err == nil { // a file that cannot be removed costs room, and no table
-		r.disk.unpruned.Report(pace.Warnings(ctx), d.cfg.Native.Store.Prune(stored), "Old generations of native tables could not be removed; they take room on the disk")
-	}
+	var err, unpruned error
+	d.beginSaving(ctx, st, func() {
+		if err = d.cfg.Native.Store.Save(stored); err == nil { // a file that cannot be removed costs room, and no table
+			unpruned = d.cfg.Native.Store.Prune(stored)
+		}
+	}, func(ctx context.Context, st *state) { d.tookNative(ctx, st, start, changes, err, unpruned) })
+}
+
+// tookNative takes up a write of the tables, which began at start, with so many changes. Changes
+// since then have planned the next one.
+func (d *Daemon) tookNative(ctx context.Context, st *state, start time.Time, changes int, err, unpruned error) {
+	r := &st.native
 	r.disk.savedAt, r.disk.cost = time.Now(), time.Since(start)
-	r.disk.saveAt = r.disk.savedAt.Add(max(confirmEvery, saveShare*r.disk.cost))
+	r.disk.saveAt = pace.Earliest(r.disk.saveAt, r.disk.savedAt.Add(max(confirmEvery, saveShare*r.disk.cost)))
 	if err == nil {
-		r.disk.retry, r.disk.keptAt, r.disk.keptChanges = pace.Retry{}, r.disk.savedAt, r.disk.changes
+		r.disk.unpruned.Report(pace.Warnings(ctx), unpruned, "Old generations of native tables could not be removed; they take room on the disk")
+		r.disk.retry, r.disk.keptAt, r.disk.keptChanges = pace.Retry{}, r.disk.savedAt, changes
 	} else {
 		r.disk.retry.Failed(nil, r.disk.savedAt)
 		r.disk.saveAt = pace.Latest(r.disk.retry.At, r.disk.savedAt.Add(saveShare*r.disk.cost))

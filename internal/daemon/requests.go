@@ -188,12 +188,13 @@ func (d *Daemon) keepForUndo(ctx context.Context, st *state, job reload.Job, r a
 	if r.DryRun || d.cfg.Store == nil || id == job.Generation.ID() || !d.sound(st) {
 		return ""
 	}
-	err := d.saveGeneration(st)
+	err := d.cfg.Store.Save(d.toStore(st))
 	d.countStateError(err)
 	if err != nil {
 		severity.Warnings(klog.FromContext(ctx)).Error(err, "The generation that is about to be replaced is not on disk")
 		return ""
 	}
+	st.disk.written = st.generation.changes
 	return id
 }
 

@@ -60,22 +60,76 @@ func (d *Daemon) save(ctx context.Context, st *state, last bool) {
 		return
 	}
 	start := time.Now()
-	if !d.keepDecision(ctx, st) || !d.keepUnread(ctx, st) {
-		st.disk.failed(start) // the stored files show the loss
+	if !d.keepWaiting(ctx, st) {
+		st.disk.failed(start)
 		return
 	}
-	var err error
-	wrote := false // the generation
 	switch sound := d.sound(st); {
 	case !sound:
 		st.disk.saveAt = start.Add(confirmEvery)
 	case last || pace.Due(st.disk.saveAt, start) || !d.cfg.Store.Holds():
-		err = d.saveGeneration(st)
-		wrote = err == nil
+		d.beginGeneration(ctx, st, start)
+		return
+	}
+	d.saveState(ctx, st, nil)
+}
+
+// keepWaiting writes all that waits for an operator to disk. If that fails, no state and no
+// generation may be written: the stored files show the loss.
+func (d *Daemon) keepWaiting(ctx context.Context, st *state) bool {
+	return d.keepDecision(ctx, st) && d.keepUnread(ctx, st)
+}
+
+// beginGeneration begins to write the generation that ought to be in force, and then writes the
+// state that names it. Changes during the write plan the next one.
+func (d *Daemon) beginGeneration(ctx context.Context, st *state, start time.Time) {
+	write, end := d.cfg.Store.BeginSave(d.toStore(st))
+	changes := st.generation.changes
+	st.disk.saveAt, st.disk.savedAt = time.Time{}, start
+	d.beginSaving(ctx, st, write, func(ctx context.Context, st *state) {
+		err, bytesErr := end()
 		st.disk.savedAt, st.disk.cost = time.Now(), time.Since(start)
-		st.disk.saveAt = st.disk.savedAt.Add(confirmEvery)
-		d.confirm(st)
-	default:
+		st.disk.saveAt = pace.Earliest(st.disk.saveAt, st.disk.savedAt.Add(confirmEvery))
+		if err == nil {
+			st.disk.written = changes
+			d.tookBytes(ctx, st, bytesErr)
+		}
+		d.saveState(ctx, st, err)
+	})
+}
+
+// beginSaving begins a write to disk. The loop does take when it has ended, and goes on
+// meanwhile. So what is said to be on disk is there. At the end of a run it follows the one
+// before.
+func (d *Daemon) beginSaving(ctx context.Context, st *state, write func(), take step) {
+	d.awaitSaving(ctx, st)
+	st.saving = take
+	d.saver.todo <- write
+}
+
+// endSaving takes up a write that has ended. That may begin another.
+func (d *Daemon) endSaving(ctx context.Context, st *state) {
+	take := st.saving
+	st.saving = nil
+	take(ctx, st)
+}
+
+// awaitSaving waits until nothing is being written to disk. Requests and the end of the run call
+// it.
+func (d *Daemon) awaitSaving(ctx context.Context, st *state) {
+	for st.saving != nil {
+		<-d.saver.done
+		d.endSaving(ctx, st)
+	}
+}
+
+// saveState writes the state, unless the generation could not be written (err).
+func (d *Daemon) saveState(ctx context.Context, st *state, err error) {
+	if !d.keepWaiting(ctx, st) {
+		st.disk.failed(time.Now())
+		return
+	}
+	if d.sound(st) {
 		d.confirm(st)
 	}
 	if err == nil && len(st.unread.files) > 0 && d.sound(st) {
@@ -84,10 +138,6 @@ func (d *Daemon) save(ctx context.Context, st *state, last bool) {
 	tried := err != nil || d.cfg.Store.Holds()
 	if err == nil && tried {
 		err = d.saveMarks(st, st.marks.current)
-	}
-	if wrote {
-		d.saveBytes(ctx, st)
-		st.disk.savedAt, st.disk.cost = time.Now(), time.Since(start)
 	}
 	st.disk.stored = storedOf(d.cfg.Store.List())
 	if err != nil {
@@ -107,21 +157,15 @@ func (st *state) planSave(now time.Time) {
 	st.memory.ScheduleFree(st.disk.saveAt)
 }
 
-// saveGeneration writes the generation that ought to be in force, when it is due or a restore
-// is about to replace it.
-func (d *Daemon) saveGeneration(st *state) error {
-	err := d.cfg.Store.Save(reload.Stored{Source: d.cfg.Source, Made: st.generation.made, Captured: st.generation.captured, Generation: st.want()})
-	if err == nil {
-		st.disk.written = st.generation.changes
-	}
-	return err
+// toStore returns the generation that ought to be in force, with its origin.
+func (d *Daemon) toStore(st *state) reload.Stored {
+	return reload.Stored{Source: d.cfg.Source, Made: st.generation.made, Captured: st.generation.captured, Generation: st.want()}
 }
 
-// saveBytes writes the bytes of the rules that ought to be in force: with them a replay needs
-// no iptables. Its error does not concern the generation, which is on disk: the next
-// confirmation tries again.
-func (d *Daemon) saveBytes(ctx context.Context, st *state) {
-	if st.disk.noBytes.Report(pace.Warnings(ctx), d.cfg.Store.SaveBytes(st.want()), "The bytes of rules are not on disk; iptables will write rules that are flushed while canaryd is down") {
+// tookBytes notes why the bytes of a saved generation's rules are not on disk: with them a replay
+// needs no iptables. That does not concern the generation: the next confirmation tries again.
+func (d *Daemon) tookBytes(ctx context.Context, st *state, err error) {
+	if st.disk.noBytes.Report(pace.Warnings(ctx), err, "The bytes of rules are not on disk; iptables will write rules that are flushed while canaryd is down") {
 		klog.FromContext(ctx).Info("The bytes of rules are on disk again")
 	}
 }

@@ -28,6 +28,7 @@ type sets struct {
 	known   map[string]iptables.Set // as captured
 	names   []string                // sets that the generation names
 	edition int                     // of the generation that names are of
+	of      rules.Generation        // that generation
 	trouble pace.Trouble            // why they could not be captured
 	unkept  bool                    // the disk lacks them
 }
@@ -51,11 +52,18 @@ func (d *Daemon) captureSets(ctx context.Context, st *state, all bool) {
 		return
 	}
 	if st.sets.edition != st.generation.edition {
-		st.sets.edition, st.sets.names = st.generation.edition, nil
-		for _, g := range []rules.Generation{st.want(), st.decision.lost()} {
-			for _, s := range g {
-				st.sets.names = append(st.sets.names, s.Needs().Sets...)
+		before, want := st.sets.of, st.want()
+		if len(st.sets.names) > 0 {
+			before = nil // its rules named sets, and are searched again
+		}
+		st.sets.edition, st.sets.names, st.sets.of = st.generation.edition, nil, want
+		for id, s := range want {
+			for r := range s.NewRules(before[id]) {
+				st.sets.names = append(st.sets.names, r.Needs().Sets...)
 			}
+		}
+		for _, s := range st.decision.lost() {
+			st.sets.names = append(st.sets.names, s.Needs().Sets...)
 		}
 		slices.Sort(st.sets.names)
 		st.sets.names = slices.Compact(st.sets.names)

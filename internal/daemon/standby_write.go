@@ -22,20 +22,7 @@ type copying struct {
 // write before was taken up.
 func (d *Daemon) beginWriting(st *state, c *copying) {
 	st.copying = c
-	d.writes <- c.write
-}
-
-// runWrites writes copies until writes is closed. It has a goroutine of its own, so that the loop
-// does not wait for the kernel.
-func (d *Daemon) runWrites() {
-	for write := range d.writes {
-		used := d.cpu()
-		d.writing.Store(&running{"write the standby's copy", time.Now(), writeLimit})
-		write.Run()
-		d.writing.Store(nil)
-		d.elsewhere.Add(int64(d.cpu() - used))
-		d.written <- struct{}{}
-	}
+	d.copier.todo <- c.write.Run
 }
 
 // endCopying takes up copies that were written.
@@ -48,7 +35,7 @@ func (d *Daemon) endCopying(ctx context.Context, st *state) {
 // awaitCopying waits until no copy is being written. Requests and the end of the run call it.
 func (d *Daemon) awaitCopying(ctx context.Context, st *state) {
 	if st.copying != nil {
-		<-d.written
+		<-d.copier.done
 		d.endCopying(ctx, st)
 	}
 }

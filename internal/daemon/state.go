@@ -61,6 +61,8 @@ type state struct {
 	// standby holds the copies that translate until a replay is proved.
 	standby map[tableid.TableID]*standbyOf
 	copying *copying // the write of copies that is under way; nil: none is
+	// saving takes up the save that is under way, once it is done; nil: none is.
+	saving step
 
 	// Native tables, which are a realm of their own.
 	native nativeRealm

@@ -107,6 +107,19 @@ func (b *directBatch) left() Payload {
 	return b.result.left
 }
 
+// byMarks returns the guard for a batch of scripts that are ByMarks: none, because it deletes the
+// marks by their handles. If it could not find one, the marks are gone. Without a batch the
+// scripts are text, and genid stays their guard.
+func (b *directBatch) byMarks(genid uint64) (uint64, error) {
+	if b == nil {
+		return genid, nil
+	}
+	if len(b.result.detour) > 0 {
+		return genid, nft.ErrStale
+	}
+	return nft.NoGuard, nil
+}
+
 // goesAsText reports whether a script must be written as text, even if its bytes are known. The
 // chains of texts are deleted directly.
 func (k *Kernel) goesAsText(script *Script) bool {

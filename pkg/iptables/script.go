@@ -24,6 +24,18 @@ type Script struct {
 	Steps   []Step
 	// AsText has iptables-restore write the script even if its bytes are known.
 	AsText bool
+	// ByMarks lets a Restore write the script although other processes commit meanwhile, if all
+	// marks that it deletes are still there. On nft their handles show that, in the transaction.
+	// Otherwise the script is stale. The xtables lock needs no such exception.
+	ByMarks bool
+}
+
+// byMarks reports whether the scripts of a payload are ByMarks; all are, or none.
+func (p Payload) byMarks() bool {
+	for _, scripts := range p {
+		return scripts[0].ByMarks
+	}
+	return false
 }
 
 // A Verb is the action of a Step, by the letter of iptables' command.

@@ -200,10 +200,10 @@ func (s *genidSession) writeAll(ctx context.Context, payloads []Payload, anyway 
 // each family's rest as text. encode makes the batch, or returns a prepared one. rides lets the
 // rider join the transaction. anyway ignores writes since the read.
 func (s *genidSession) write(ctx context.Context, payload Payload, encode func(Payload) *directBatch, rides, anyway bool) map[rules.Family]Written {
-	written, due := make(map[rules.Family]Written, len(payload)), Payload{}
+	written, due, byMarks := make(map[rules.Family]Written, len(payload)), Payload{}, payload.byMarks()
 	var genid uint64
 	for _, family := range slices.Sorted(maps.Keys(payload)) {
-		before, err := s.check(ctx, family, anyway)
+		before, err := s.check(ctx, family, anyway || byMarks)
 		if err != nil {
 			written[family] = Written{Err: err}
 			continue
@@ -220,6 +220,9 @@ func (s *genidSession) write(ctx context.Context, payload Payload, encode func(P
 	}
 	batch, genid, endTrials, err := s.teach(ctx, encode(due), due, genid, anyway)
 	defer endTrials()
+	if byMarks && err == nil {
+		genid, err = batch.byMarks(genid)
+	}
 	if err != nil {
 		for family := range due {
 			written[family] = Written{Err: err}

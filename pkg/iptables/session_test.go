@@ -71,6 +71,68 @@ func TestSessionStale(t *testing.T) {
 	})
 }
 
+// TestSessionByMarks: another process commits after the read. A script that is guarded by the
+// marks that it deletes is written, unless one is gone before it is encoded or sent. Then it is
+// stale, and no program is run for it.
+func TestSessionByMarks(t *testing.T) {
+	for _, test := range []struct {
+		name          string
+		before, since string // commands after the read, and after the encoding; "": none
+		want          error
+	}{
+		{"no other commit", "", "", nil},
+		{"another table", "add table ip foreign", "add table ip6 foreign", nil},
+		{"another rule", "add rule ip mangle X counter", "insert rule ip mangle X counter", nil},
+		{"the mark is gone before", "flush chain ip mangle X", "", nft.ErrStale},
+		{"the mark is gone since", "", "flush chain ip mangle X", nft.ErrStale},
+		{"the table is gone since", "", "flush ruleset", nft.ErrStale},
+		{"another like it since", "", "flush chain ip mangle X; add rule ip mangle X counter", nft.ErrStale},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			nstest.Run(t, func(t *testing.T) {
+				nstest.NeedProgram(t, "iptables-nft", "nft")
+				marked := `*mangle
+:X - [0:0]
+-A X -m comment --comment "canaryd-canary:1"
+COMMIT
+`
+				nstest.CommandInput(t, marked, "iptables-nft-restore")
+				k := openKernel(t, Config{Backend: NFT})
+				standInRestore(t, k, rules.IPv4, "exit 7")
+				s := begin(t, k).(*genidSession)
+				mustRead(t, s, rules.IPv4)
+				old := scriptsOf(t, marked)[0].Steps[0].Rule
+				next, err := rules.ParseRule(strings.Replace(old.Spec, ":1", ":2", 1))
+				if err != nil {
+					t.Fatal(err)
+				}
+				due := Payload{rules.IPv4: {{Table: rules.Mangle, ByMarks: true, Steps: []Step{
+					{Verb: Delete, Chain: "X", Rule: old}, {Verb: Append, Chain: "X", Rule: next},
+				}}}}
+				run := func(commands string) {
+					if commands != "" {
+						nstest.Command(t, "nft", commands)
+					}
+				}
+				run(test.before)
+				encode := func(due Payload) *directBatch {
+					batch := k.encode(due)
+					run(test.since)
+					return batch
+				}
+				written := s.write(t.Context(), due, encode, false, false)[rules.IPv4]
+				if !errors.Is(written.Err, test.want) || len(written.Direct) == 0 != (test.want != nil) {
+					t.Errorf("written: %+v, want the error %v", written, test.want)
+				}
+				place := Place{Table: rules.Mangle, Chain: "X"}
+				if got := mustProbe(t, k, rules.IPv4, place).Holdings[place].Comments; slices.Contains(got, "canaryd-canary:2") != (test.want == nil) {
+					t.Errorf("comments %q", got)
+				}
+			})
+		})
+	}
+}
+
 // standInRestore replaces iptables-restore by a script in which $RESTORE is the
 // real program.
 func standInRestore(t *testing.T, k *Kernel, family rules.Family, script string) {

@@ -195,7 +195,10 @@ func (r run) mayWriteUnguarded() bool { return r.action.mayWriteUnguarded && r.j
 // maxReads is how often a family is read when other processes write between read and write.
 // After that it is written without a guard, or its replay fails.
 func (r run) maxReads() int {
-	if r.job.Check != nil {
+	switch {
+	case r.action.oneTry:
+		return 1
+	case r.job.Check != nil:
 		return checkedTries
 	}
 	return staleReads

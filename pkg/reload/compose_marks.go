@@ -40,3 +40,15 @@ func removeWitnesses(t *rules.Table, s *section) {
 		}
 	}
 }
+
+// rotate plans marks with a new nonce for an intact or changed table, for Rotate.
+func rotate(task tableTask, nonce canary.Nonce) *tablePlan {
+	if v := task.finding.Verdict; v != canary.Intact && v != canary.Changed || task.want.Mark.Nonce == "" {
+		return nil
+	}
+	if task.want.Needless(task.seen) {
+		return composeWithdrawal(task)
+	}
+	task.want.Section.Jumps = task.seen.Section.Jumps
+	return composeRotation(task, nonce)
+}

@@ -73,24 +73,44 @@ func TestAReadThatSomebodyOvertookIsReadAgain(t *testing.T) {
 	}
 }
 
-func TestARotationGivesUpAfterFiveStaleReads(t *testing.T) {
-	n := newNode(t, iptables.NFT, nodeText, v4)
-	restores := n.Restores()
-	n.meddle(1000, func() { must(t, n.RestoreNoflush(v4, newEndpoint)) })
-	reads := n.Reads()
-	result, err := n.replayer.Rotate(t.Context(), n.job)
-	must(t, err)
-	n.outcome(result, v4, Failed)
-	if !errors.Is(result[v4].Err, nft.ErrStale) {
-		t.Errorf("error is %v, want ErrStale", result[v4].Err)
+// TestARotationBesideAWriter: another process commits between the rotation's read and its write. A
+// guarded rotation gives up at once. Guarded by the marks alone it is proved, and leaves the other
+// process's rules as they are.
+func TestARotationBesideAWriter(t *testing.T) {
+	for _, byMarks := range []bool{false, true} {
+		t.Run(fmt.Sprintf("by marks %t", byMarks), func(t *testing.T) {
+			n := newNode(t, iptables.NFT, nodeText, v4)
+			n.job.ByMarks = byMarks
+			restores, old := n.Restores(), n.job.Marks
+			n.meddle(1, func() { must(t, n.RestoreNoflush(v4, newEndpoint)) })
+			reads := n.Reads()
+			result, err := n.replayer.Rotate(t.Context(), n.job)
+			must(t, err)
+			want := map[bool]struct {
+				outcome         Outcome
+				reads, restores int
+				stale           bool
+			}{false: {Failed, 1, 0, true}, true: {Proved, 2, 1, false}}[byMarks]
+			n.outcome(result, v4, want.outcome)
+			if err := result[v4].Err; errors.Is(err, nft.ErrStale) != want.stale {
+				t.Errorf("error is %v, want ErrStale: %t", err, want.stale)
+			}
+			if got := n.Reads() - reads; got != want.reads {
+				t.Errorf("%d reads, want %d", got, want.reads)
+			}
+			if got := n.Restores() - restores; got != want.restores {
+				t.Errorf("%d restores, want %d", got, want.restores)
+			}
+			n.take(result)
+			n.marked(v4)
+			if renewed := n.job.Marks[v4.Table(rules.Nat)].Nonce != old[v4.Table(rules.Nat)].Nonce; renewed != byMarks {
+				t.Errorf("the marks are renewed: %t", renewed)
+			}
+			if got := n.SaveTable(v4, rules.Nat); !strings.Contains(got, "-A KUBE-SVC-A -j RETURN\n") {
+				t.Errorf("the owner's newer rule was overwritten:\n%s", got)
+			}
+		})
 	}
-	if got := n.Reads() - reads; got != 5 {
-		t.Errorf("%d reads, want 5", got)
-	}
-	if n.Restores() != restores {
-		t.Error("something was written on the base of a stale read")
-	}
-	n.marked(v4)
 }
 
 func TestALossIsAnsweredEvenBesideAWriterThatNeverRests(t *testing.T) {

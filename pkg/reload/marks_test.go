@@ -1,7 +1,9 @@
 package reload
 
 import (
+	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"testing"
 
@@ -110,10 +112,11 @@ func TestRotationDoesNotPaintOverAFlush(t *testing.T) {
 			return w.Restore(v4, "*nat\n:OUTPUT ACCEPT [0:0]\nCOMMIT\n")
 		}, canary.ChainDeleted},
 	}
-	for _, test := range tests {
-		t.Run(test.name, func(t *testing.T) {
+	for i, test := range slices.Concat(tests, tests) {
+		byMarks := i < len(tests)
+		t.Run(fmt.Sprintf("%s/by marks %t", test.name, byMarks), func(t *testing.T) {
 			onBoth(t, func(t *testing.T, n *testNode) {
-				n.job.Families = []rules.Family{v4}
+				n.job.Families, n.job.ByMarks = []rules.Family{v4}, byMarks
 				done := false
 				n.BeforeRestore(func() {
 					if !done {

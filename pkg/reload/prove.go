@@ -17,7 +17,7 @@ import (
 func (r run) prove(ctx context.Context, t *familyRun) {
 	f, result, raced := t.family, &t.result, t.answer.Raced
 	if t.stale() && !r.mayWriteUnguarded() {
-		*result = FamilyResult{Outcome: Failed, Err: fmt.Errorf("%s: %w, %d times in a row", f, t.answer.Err, r.maxReads())}
+		*result = FamilyResult{Outcome: Failed, Err: fmt.Errorf("%s: %w (tries: %d)", f, t.answer.Err, r.maxReads())}
 		return
 	}
 	result.Err, result.otherWrote = errors.Join(t.answer.Err, t.skippedErr()), raced

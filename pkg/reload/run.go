@@ -318,6 +318,9 @@ func (r run) plan(ctx context.Context, t *familyRun) bool {
 		task.session, task.textOnly = r.session, t.textOnly
 	}
 	t.plans = r.planTables(t, tasks, snapshot.Misfits)
+	for i := range t.plans {
+		t.plans[i].script.ByMarks = job.ByMarks
+	}
 	if job.Strict {
 		t.reportSkipped()
 	}

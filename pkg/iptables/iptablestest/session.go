@@ -3,6 +3,7 @@ package iptablestest
 import (
 	"context"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -78,14 +79,19 @@ func (s *session) Prepare(context.Context, ...iptables.Payload) {}
 func (s *session) RestoreAnyway(ctx context.Context, payloads ...iptables.Payload) map[rules.Family]iptables.Written {
 	s.rider = nil
 	return iptables.InStages(payloads, func(family rules.Family, scripts []iptables.Script) iptables.Written {
-		s.f.mu.Lock()
-		if s.f.has(family) {
-			s.seen[family] = s.f.digest(family)
-		}
-		s.f.mu.Unlock()
+		s.note(family)
 		_, err := s.restore(ctx, family, scripts)
 		return iptables.Written{Raced: true, Err: err}
 	})
+}
+
+// note notes the present content of a family as read, for a write without a guard.
+func (s *session) note(family rules.Family) {
+	s.f.mu.Lock()
+	defer s.f.mu.Unlock()
+	if s.f.has(family) {
+		s.seen[family] = s.f.digest(family)
+	}
 }
 
 // Restore writes payloads as "iptables-restore --noflush" would, one run for each family, unless
@@ -113,6 +119,9 @@ func (s *session) restore(ctx context.Context, family rules.Family, scripts []ip
 	var text strings.Builder
 	if _, err := iptables.Scripts(scripts).WriteTo(&text); err != nil {
 		return false, err
+	}
+	if !slices.ContainsFunc(scripts, func(s iptables.Script) bool { return !s.ByMarks }) {
+		s.note(family)
 	}
 	before, fault, err := s.admit(ctx, family, text.String())
 	if err != nil {
