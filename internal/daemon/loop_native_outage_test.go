@@ -59,6 +59,14 @@ func TestNativePartLostBeforeTheProof(t *testing.T) {
 	unknown := func(_ *fakeNative, do func()) { do() }
 	chain := func(k *fakeNative) { k.flushChain(proxyTable, "services") }
 	set := func(k *fakeNative) { k.flushSet(proxyTable, services) }
+	other := func(k *fakeNative) {
+		e, o := k.edit(proxyTable), proxyOf(3)
+		for slot := range o.slot {
+			e.take(services, o.element(slot))
+		}
+		e.put(services, o.element(0))
+		must(t, e.commit(k))
+	}
 	for _, test := range []struct {
 		name  string
 		by    func(k *fakeNative, do func())
@@ -68,6 +76,7 @@ func TestNativePartLostBeforeTheProof(t *testing.T) {
 		{"a chain, by a unit's file", (*fakeNative).fromFile, chain},
 		{"a map, by an unknown process", unknown, set},
 		{"a map, by a unit's file", (*fakeNative).fromFile, set},
+		{"a map but for one element, by an unknown process", unknown, other},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			proxyNode(t, func(t *testing.T, r *rig, k *fakeNative) {
@@ -84,28 +93,32 @@ func TestNativePartLostBeforeTheProof(t *testing.T) {
 	}
 }
 
-// TestNativeRemovedBetweenFlushes: kube-proxy removes a service while its table is flushed, and a
-// second flush hides that before the replay. The service does not come back.
-func TestNativeRemovedBetweenFlushes(t *testing.T) {
-	removes := func(t *testing.T, k *fakeNative) {
+// TestNativeRemovedInAnOutage: kube-proxy removes a service while its table is flushed. A flush hides
+// that before the replay. The service does not come back.
+func TestNativeRemovedInAnOutage(t *testing.T) {
+	removes := func(k *fakeNative) {
 		k.as("kube-proxy", func() {
 			e, o := k.edit(proxyTable), proxyOf(3)
-			e.take(services, o.element(2))
+			if len(e.set(services).Elements) > 0 {
+				e.take(services, o.element(2))
+			}
 			e.drop(o.chain(2))
-			must(t, e.commit(k))
+			_ = e.commit(k) // the table that is wanted shows a failure
 		})
 	}
+	table := func(k *fakeNative) { k.flushTable(proxyTable) }
+	theMap := func(k *fakeNative) { k.flushSet(proxyTable, services) }
 	for _, test := range []struct {
-		name   string
-		second func(k *fakeNative)
+		name  string
+		steps []func(k *fakeNative)
 	}{
-		{"the map", func(k *fakeNative) { k.flushSet(proxyTable, services) }},
-		{"the table and the map", func(k *fakeNative) {
-			k.flushTable(proxyTable)
-			k.flushSet(proxyTable, services)
-		}},
-		{"the table, by a unit's file", func(k *fakeNative) { k.fromFile(func() { k.deleteTable(proxyTable) }) }},
-		{"the ruleset", (*fakeNative).flushRuleset},
+		{"the map before", []func(k *fakeNative){theMap, removes}},
+		{"the map after", []func(k *fakeNative){table, removes, theMap}},
+		{"the table and the map after", []func(k *fakeNative){table, removes, table, theMap}},
+		{"the table after, by a unit's file", []func(k *fakeNative){table, removes, func(k *fakeNative) {
+			k.fromFile(func() { k.deleteTable(proxyTable) })
+		}}},
+		{"the ruleset after", []func(k *fakeNative){table, removes, (*fakeNative).flushRuleset}},
 	} {
 		for _, atOnce := range []bool{false, true} {
 			name := test.name
@@ -114,18 +127,16 @@ func TestNativeRemovedBetweenFlushes(t *testing.T) {
 			}
 			t.Run(name, func(t *testing.T) {
 				proxyNode(t, func(t *testing.T, r *rig, k *fakeNative) {
+					all := func(pause time.Duration) {
+						for _, step := range test.steps {
+							step(k)
+							time.Sleep(pause)
+						}
+					}
 					if atOnce {
-						r.atOnce(k, func() {
-							k.flushTable(proxyTable)
-							removes(t, k)
-							test.second(k)
-						})
+						r.atOnce(k, func() { all(0) })
 					} else {
-						k.flushTable(proxyTable)
-						r.after(5 * time.Millisecond) // canaryd waits for the flusher
-						removes(t, k)
-						r.after(5 * time.Millisecond)
-						test.second(k)
+						all(4 * time.Millisecond) // canaryd waits for the flusher
 						r.settled()
 					}
 					k.wantNative(t, proxyOf(2).wanted())
