@@ -99,15 +99,15 @@ func TestNativeReadsThatWait(t *testing.T) {
 	nativeNode(t, setup{cpu: func() time.Duration { return 0 }}, func(t *testing.T, r *rig, k *fakeNative) {
 		const takes = 2 * time.Second
 		k.with(func() { k.takes = takes })
-		for range 3 {
+		for range 2 { // the first one may overdraw
 			k.again(tableOf(dockerTable, "c"))
-			r.after(3 * takes)
+			r.after(2 * takes)
 		}
 		k.with(func() { k.takes = 0 })
 		k.flushTable(proxyTable)
 		r.after(time.Minute)
 		f := r.wantOneFlush("emptied", reload.Proved)
-		if noticed := api.Seconds(f.NoticedSeconds); noticed > takes {
+		if noticed := api.Seconds(f.NoticedSeconds); noticed > 10*time.Millisecond {
 			t.Errorf("the flush was noticed after %s", noticed)
 		}
 	})

@@ -22,8 +22,10 @@ func TestNativeRecordBeginsWithTheFirstLoss(t *testing.T) {
 		k.with(func() { k.takes = 4 * time.Second })
 		r.after(2 * time.Second) // the next read has begun
 		k.flushTable(dockerTable)
-		k.with(func() { k.brokenReads, k.takes = nil, 0 })
-		r.after(10 * time.Second)
+		k.with(func() { k.takes = 0 })
+		r.after(4 * time.Second) // it has failed, and canaryd has heard of the flush
+		k.with(func() { k.brokenReads = nil })
+		r.after(4 * time.Second)
 		f := r.wantOneFlush("emptied", reload.Proved)
 		if len(f.Native) != 2 || !f.Time.Equal(first) || f.LastInForce.After(f.Time) || f.NoticedSeconds < 10 {
 			t.Errorf("%d tables, from %s after the first flush, last in force %s, noticed after %v s", len(f.Native), f.Time.Sub(first), f.LastInForce, f.NoticedSeconds)
