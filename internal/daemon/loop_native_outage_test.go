@@ -93,6 +93,13 @@ func TestNativePartLostBeforeTheProof(t *testing.T) {
 	}
 }
 
+// olderProxy returns the table of three services as an old file has it.
+func olderProxy() *native.Table {
+	older := proxyOf(3).wanted()
+	older.Chains[0].Rules = older.Chains[0].Rules[:1]
+	return older
+}
+
 // TestNativeRemovedInAnOutage: kube-proxy removes a service while its table is flushed. A flush hides
 // that before the replay. The service does not come back.
 func TestNativeRemovedInAnOutage(t *testing.T) {
@@ -117,6 +124,9 @@ func TestNativeRemovedInAnOutage(t *testing.T) {
 		{"the table and the map after", []func(k *fakeNative){table, removes, table, theMap}},
 		{"the table after, by a unit's file", []func(k *fakeNative){table, removes, func(k *fakeNative) {
 			k.fromFile(func() { k.deleteTable(proxyTable) })
+		}}},
+		{"the ruleset after, by a unit's file with the service", []func(k *fakeNative){table, removes, func(k *fakeNative) {
+			k.fromFile(func() { k.reload(olderProxy()) })
 		}}},
 		{"the ruleset after", []func(k *fakeNative){table, removes, (*fakeNative).flushRuleset}},
 	} {
@@ -145,6 +155,36 @@ func TestNativeRemovedInAnOutage(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestNativeMadeAgainUnheard: kube-proxy removes a service in an outage, and canaryd misses that it
+// makes the service again. A unit's file with the service follows. The service comes back.
+func TestNativeMadeAgainUnheard(t *testing.T) {
+	proxyNode(t, func(t *testing.T, r *rig, k *fakeNative) {
+		o := proxyOf(3)
+		k.with(func() { k.brokenWrites = &nft.RefusedError{Errno: syscall.ENOMEM} })
+		k.flushTable(proxyTable)
+		k.as("kube-proxy", func() {
+			e := k.edit(proxyTable)
+			e.take(services, o.element(2))
+			e.drop(o.chain(2))
+			must(t, e.commit(k))
+		})
+		r.settled()
+		r.atOnce(k, func() {
+			k.missing(func() {
+				e := k.edit(proxyTable)
+				e.write(o.service(2, 2))
+				e.put(services, o.element(2))
+				must(t, e.commit(k))
+			})
+			k.fromFile(func() { k.reload(olderProxy()) })
+		})
+		k.with(func() { k.brokenWrites = nil })
+		r.after(30 * time.Second)
+		k.wantNative(t, o.wanted())
+		r.wantReady()
+	})
 }
 
 // TestNativeMapFlushedBeforeASync: a process flushes kube-proxy's map of services, and kube-proxy
