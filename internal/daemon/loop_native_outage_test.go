@@ -100,8 +100,8 @@ func olderProxy() *native.Table {
 	return older
 }
 
-// TestNativeRemovedInAnOutage: kube-proxy removes a service while its table is flushed. A flush hides
-// that before the replay. The service does not come back.
+// TestNativeRemovedInAnOutage: kube-proxy removes a service while its table is flushed. A flush
+// hides that before the replay. The service does not come back.
 func TestNativeRemovedInAnOutage(t *testing.T) {
 	removes := func(k *fakeNative) {
 		k.as("kube-proxy", func() {
@@ -188,8 +188,8 @@ func TestNativeMadeAgainUnheard(t *testing.T) {
 }
 
 // TestNativeMapFlushedBeforeASync: a process flushes kube-proxy's map of services, and kube-proxy
-// syncs before the replay. A full sync, which rewrites the base chains, is the whole table: services
-// that it lacks are removed. After a partial sync a merge adds the others.
+// syncs before the replay. A full sync, which rewrites the base chains, is the whole table:
+// services that it lacks are removed. After a partial sync a merge adds the others.
 func TestNativeMapFlushedBeforeASync(t *testing.T) {
 	for _, test := range []struct {
 		name string

@@ -93,8 +93,8 @@ func TestNativeFalseAlarmsArePaced(t *testing.T) {
 	})
 }
 
-// TestNativeReadsThatWait: reads take 2 s and no processor time, because the machine is busy. They do
-// not delay the read that a flush needs by nine times that.
+// TestNativeReadsThatWait: reads take 2 s and no processor time, because the machine is busy. They
+// do not delay the read that a flush needs by nine times that.
 func TestNativeReadsThatWait(t *testing.T) {
 	nativeNode(t, setup{cpu: func() time.Duration { return 0 }}, func(t *testing.T, r *rig, k *fakeNative) {
 		const takes = 2 * time.Second

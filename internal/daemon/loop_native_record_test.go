@@ -34,8 +34,8 @@ func TestNativeRecordBeginsWithTheFirstLoss(t *testing.T) {
 	})
 }
 
-// TestNativeTakers: a record names the process that took a table's parts. It does not name a process
-// that made the table again before that, or that wrote after the read that found the loss.
+// TestNativeTakers: a record names the process that took a table's parts. It does not name a
+// process that made the table again before that, or that wrote after the read that found the loss.
 func TestNativeTakers(t *testing.T) {
 	const owner, flusher = 100, 200
 	for _, test := range []struct {

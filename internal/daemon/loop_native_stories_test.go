@@ -47,8 +47,8 @@ func TestNativeWrittenAndFlushedDuringAProof(t *testing.T) {
 	})
 }
 
-// TestNativeRemadeBetweenFlushes: a process makes a table again during an outage, and a second flush
-// follows. The new content returns, and nothing that it lacks.
+// TestNativeRemadeBetweenFlushes: a process makes a table again during an outage, and a second
+// flush follows. The new content returns, and nothing that it lacks.
 func TestNativeRemadeBetweenFlushes(t *testing.T) {
 	for name, ancestors := range map[string][]string{"its owner": {"dockerd"}, "an unknown process": nil} {
 		t.Run(name, func(t *testing.T) {
