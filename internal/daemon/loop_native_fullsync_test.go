@@ -35,6 +35,11 @@ func TestRequestsFullSync(t *testing.T) {
 			k.fullSync(proxyTable)
 		}, false},
 		{"another owner", flushed, func(_ *rig, k *fakeNative) { k.fullSync(dockerTable) }, false},
+		{"the kernel refused the table, and took another one", func(_ *rig, k *fakeNative) {
+			k.with(func() { k.refuses[proxyTable] = true })
+			k.flushTable(dockerTable)
+			k.flushTable(proxyTable)
+		}, func(_ *rig, k *fakeNative) { k.fullSync(proxyTable) }, false},
 		{"no flush", func(*rig, *fakeNative) {}, func(_ *rig, k *fakeNative) { k.fullSync(proxyTable) }, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {

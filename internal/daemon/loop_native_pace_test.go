@@ -93,6 +93,26 @@ func TestNativeFalseAlarmsArePaced(t *testing.T) {
 	})
 }
 
+// TestNativeReadsThatWait: reads take 2 s and no processor time, because the machine is busy. They
+// do not delay the read that a flush needs by nine times that.
+func TestNativeReadsThatWait(t *testing.T) {
+	nativeNode(t, setup{cpu: func() time.Duration { return 0 }}, func(t *testing.T, r *rig, k *fakeNative) {
+		const takes = 2 * time.Second
+		k.with(func() { k.takes = takes })
+		for range 2 { // the first one may overdraw
+			k.again(tableOf(dockerTable, "c"))
+			r.after(2 * takes)
+		}
+		k.with(func() { k.takes = 0 })
+		k.flushTable(proxyTable)
+		r.after(time.Minute)
+		f := r.wantOneFlush("emptied", reload.Proved)
+		if noticed := api.Seconds(f.NoticedSeconds); noticed > 10*time.Millisecond {
+			t.Errorf("the flush was noticed after %s", noticed)
+		}
+	})
+}
+
 // TestNativeBrokenAndGone: tables are gone, and the kernel answers no read. canaryd does not
 // read without a pause.
 func TestNativeBrokenAndGone(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/reload"
 )
 
@@ -46,21 +47,52 @@ func TestNativeWrittenAndFlushedDuringAProof(t *testing.T) {
 	})
 }
 
-// TestNativeRemadeBetweenFlushes: a known owner makes its table again during an outage, and a
-// second flush follows. The owner's new content returns.
+// TestNativeRemadeBetweenFlushes: a process makes a table again during an outage, and a second
+// flush follows. The new content returns, and nothing that it lacks.
 func TestNativeRemadeBetweenFlushes(t *testing.T) {
-	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
-		k.flushRuleset()
-		r.after(5 * time.Millisecond) // canaryd waits for the flusher
-		k.with(func() { k.origin.Ancestors = []string{"dockerd"} })
-		k.again(tableOf(dockerTable, "newest"))
-		k.with(func() { k.origin.Ancestors = nil })
-		r.after(5 * time.Millisecond)
-		k.flushTable(dockerTable)
-		r.settled()
-		k.wantNative(t, tableOf(dockerTable, "newest"))
-		r.wantReady()
-	})
+	for name, ancestors := range map[string][]string{"its owner": {"dockerd"}, "an unknown process": nil} {
+		t.Run(name, func(t *testing.T) {
+			nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
+				k.flushRuleset()
+				r.after(5 * time.Millisecond) // canaryd waits for the flusher
+				k.with(func() { k.origin.Ancestors = ancestors })
+				k.again(tableOf(dockerTable, "newest"))
+				k.with(func() { k.origin.Ancestors = nil })
+				r.after(5 * time.Millisecond)
+				k.flushTable(dockerTable)
+				r.settled()
+				k.wantNative(t, tableOf(dockerTable, "newest"))
+				r.wantReady()
+			})
+		})
+	}
+}
+
+// TestNativeWrittenRightAfterItsFirstRead: a commit to a new table lands between its first read and
+// the hearing after that. canaryd knows a change, and puts back flushed rules.
+func TestNativeWrittenRightAfterItsFirstRead(t *testing.T) {
+	later := tableOf(proxyTable.Family.Table("later"), "x")
+	for _, test := range []struct {
+		name string
+		do   func(k *fakeNative)
+		want *native.Table
+	}{
+		{"a change", func(k *fakeNative) { k.addRule(later.ID, "y") }, tableOf(later.ID, "x", "y")},
+		{"a flush", func(k *fakeNative) { k.flushTable(later.ID) }, later},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
+				k.with(func() { k.after = func() { test.do(k) } })
+				k.again(later)
+				r.settled()
+				k.wantNative(t, test.want)
+				k.flushRuleset()
+				r.settled()
+				k.wantNative(t, test.want)
+				r.wantReady()
+			})
+		})
+	}
 }
 
 // TestNativeUnreadIsNotHealthy: reads of tables fail, and commits can be heard. Each look succeeds,

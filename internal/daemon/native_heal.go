@@ -190,7 +190,9 @@ func (d *Daemon) planNative(ctx context.Context, st *state, wanted func(*nativeT
 		}
 		switch {
 		case remedy != native.NoRemedy:
-			t.noteRemoved(plan.seen.Tables[id], d.deedsUpTo(id, t, plan.seen.Genid))
+			if f.Verdict != native.Replaced || t.unheard { // else its file is older than the owner's removals
+				t.noteRemoved(plan.seen.Tables[id], d.deedsUpTo(id, t, plan.seen.Genid))
+			}
 			plan.add(t, remedy)
 		case !nativestore.Lost(f.Verdict):
 			d.adoptNative(ctx, st, id, plan.seen, f)
