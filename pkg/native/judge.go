@@ -141,7 +141,8 @@ func (e *Evidence) judgeGone(f *Finding) {
 // judgeMade judges a table that was deleted and made again (another handle), and writes the
 // result to f. A flusher's table is replaced. If an owner's lacks a base chain after a flush, a
 // merge adds the rest: chains, and other elements of the sets that its owner has written. If a
-// commit took all rules since, the newest are unknown, and the loss waits for a decision.
+// commit took all rules since, the newest are unknown, and the loss waits for a decision. So does
+// a table that canaryd made, if commits since were missed and a base chain is lost.
 func (e *Evidence) judgeMade(f *Finding) {
 	f.Why = e.by("made it again")
 	flushed := e.WitnessLost && e.Missed
@@ -161,6 +162,8 @@ func (e *Evidence) judgeMade(f *Finding) {
 	case f.Verdict != Changed:
 	case flushed && e.lacksBase(): // an owner that does not notice the flush writes only its next change
 		f.Verdict, f.Remedy, f.Why = Emptied, ByMerge, "after a flush its owner wrote a part of it only"
+	case e.Replayed && e.Missed && e.lacksBase(): // it may be the table that canaryd made
+		f.Verdict, f.Why = Emptied, "base chains are empty or gone; canaryd did not hear of the commit, which may have been its owner's"
 	case e.ruleless() && e.hadSeveral() && e.flushedLast():
 		f.Verdict, f.Why = Emptied, "it was made again, and then a commit took all its rules, which canaryd does not know"
 	}

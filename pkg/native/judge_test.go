@@ -457,19 +457,22 @@ func TestJudgeOfWhatWasMissed(t *testing.T) {
 		name        string
 		now         *native.Table
 		witnessLost bool
+		replayed    bool
 		want        native.Verdict
 		remedy      native.Remedy
 	}{
-		{"gone with the witness", nil, true, native.TableDeleted, native.ByCreate},
-		{"gone without the witness", nil, false, native.Unattributed, native.NoRemedy},
-		{"made again, the same", table(2, was.Chains...), true, native.Intact, native.NoRemedy},
-		{"made again, the witness stands", table(2, chain("base", true, 1)), false, native.Changed, native.NoRemedy},
-		{"flushed and made again, different", table(2, chain("base", true, 1), chain("other", true, 3)), true, native.Changed, native.NoRemedy},
-		{"flushed and made again in part", table(2, chain("new", false, 1)), true, native.Emptied, native.ByMerge},
-		{"all rules gone", table(1, chain("base", true, 0), chain("other", true, 0)), false, native.Emptied, native.ByRefill},
-		{"some rules gone", table(1, chain("base", true, 0), chain("other", true, 1)), false, native.Emptied, native.NoRemedy},
+		{"gone with the witness", nil, true, false, native.TableDeleted, native.ByCreate},
+		{"gone without the witness", nil, false, false, native.Unattributed, native.NoRemedy},
+		{"made again, the same", table(2, was.Chains...), true, false, native.Intact, native.NoRemedy},
+		{"made again, the witness stands", table(2, chain("base", true, 1)), false, false, native.Changed, native.NoRemedy},
+		{"flushed and made again, different", table(2, chain("base", true, 1), chain("other", true, 3)), true, false, native.Changed, native.NoRemedy},
+		{"flushed and made again in part", table(2, chain("new", false, 1)), true, false, native.Emptied, native.ByMerge},
+		{"made by canaryd, and then a base chain was emptied", table(2, chain("base", true, 0), chain("other", true, 3)), false, true, native.Emptied, native.NoRemedy},
+		{"made by canaryd, and then changed", table(2, chain("base", true, 1), chain("other", true, 3)), false, true, native.Changed, native.NoRemedy},
+		{"all rules gone", table(1, chain("base", true, 0), chain("other", true, 0)), false, false, native.Emptied, native.ByRefill},
+		{"some rules gone", table(1, chain("base", true, 0), chain("other", true, 1)), false, false, native.Emptied, native.NoRemedy},
 	} {
-		f := native.Judge(native.Evidence{Was: was, Now: c.now, Missed: true, WitnessLost: c.witnessLost})
+		f := native.Judge(native.Evidence{Was: was, Now: c.now, Missed: true, WitnessLost: c.witnessLost, Replayed: c.replayed})
 		if f.Verdict != c.want || f.Remedy != c.remedy {
 			t.Errorf("%s: %s (%s), remedy %d; want %s, %d", c.name, f.Verdict, f.Why, f.Remedy, c.want, c.remedy)
 		}
