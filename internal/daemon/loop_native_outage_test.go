@@ -5,9 +5,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/watch"
 )
 
 // The stories of this file were found by TestNativeStories. Owners and flushers write native tables
@@ -264,5 +267,34 @@ func TestNativeChangedBetweenReplayAndFlush(t *testing.T) {
 		r.settled()
 		k.wantNative(t, newer)
 		r.wantReady()
+	})
+}
+
+// TestNativeDeletedWhileItIsLost: the kernel has no memory for the refill of a flushed table, and a
+// process that could not be read deletes the table. It waits for a decision. The first record does
+// not say that its owner wrote it.
+func TestNativeDeletedWhileItIsLost(t *testing.T) {
+	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
+		k.with(func() { k.brokenWrites = &nft.RefusedError{Errno: syscall.ENOMEM} })
+		k.flushTable(proxyTable)
+		r.settled()
+		r.wantNotReady("ip kube-proxy is emptied")
+		k.with(func() {
+			k.brokenWrites = nil
+			k.onCommit = func(c nft.Commit) {
+				r.writers.Note(watch.Writer{Time: time.Now(), Genid: c.Genid, PID: c.PID})
+				r.hints.Give(watch.SourceNFT)
+			}
+		})
+		k.deleteTable(proxyTable)
+		r.after(30 * time.Second)
+		r.wantNotReady("ip kube-proxy is deleted_by_owner_or_unknown")
+		var got []string
+		for _, f := range r.d.Status().Flushes {
+			got = append(got, string(f.Native[0].Kind)+" "+string(f.Outcome))
+		}
+		if diff := cmp.Diff([]string{"deleted_by_owner_or_unknown waiting: decision", "emptied interrupted"}, got); diff != "" {
+			t.Errorf("records (-want +got):\n%s", diff)
+		}
 	})
 }

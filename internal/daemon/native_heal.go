@@ -53,7 +53,9 @@ func (d *Daemon) healNative(ctx context.Context, st *state) {
 		}
 		if len(plan.repairs) == 0 {
 			r.finishRead(time.Now(), plan.seen, false)
-			d.nativeRecovered(ctx, st)
+			if r.loss.retry.At = r.reportDue(); r.loss.retry.At.IsZero() {
+				d.nativeRecovered(ctx, st)
+			}
 			return
 		}
 		d.endBack(ctx, st, plan.repairs)

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/owners"
 	"github.com/canaryd/canaryd/pkg/tableid"
@@ -128,6 +129,18 @@ func (d *Daemon) awaitsSibling(r *nativeRealm, id tableid.TableID, t *nativeTabl
 	}
 	if t.reportAt.IsZero() && d.deletionOf(id, t).unread {
 		t.reportAt = time.Now().Add(reportLater)
+		t.dirty = pace.Earliest(t.dirty, time.Now()) // a read reports it
 	}
 	return time.Now().Before(t.reportAt)
+}
+
+// reportDue returns when the last report on a table of the loss is due that was put off
+// (awaitsSibling); zero: none was. The loss does not end before: its record says how.
+func (r *nativeRealm) reportDue() (due time.Time) {
+	for id := range r.loss.hit {
+		if t := r.tables[id]; t != nil && t.lost() && time.Now().Before(t.reportAt) {
+			due = pace.Latest(due, t.reportAt)
+		}
+	}
+	return due
 }
