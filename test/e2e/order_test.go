@@ -113,7 +113,7 @@ func TestNoRuleIsWrittenBehindARuleThatCannotBeHad(t *testing.T) {
 		stdout, _ := n.Want(1, "status")
 		for _, line := range []string{
 			"NOT healthy: 5 rules were lost and could not be put back: ipv4 nat is partial, ipv4 filter is partial\n",
-			"quarantined: ipv4 nat KUBE-POSTROUTING: -m set --match-set stays src -j RETURN (ipset stays is missing",
+			"quarantined: ipv4 nat: rule KUBE-POSTROUTING -m set --match-set stays src -j RETURN (ipset stays is missing",
 			`waiting: ipv4 nat KUBE-POSTROUTING: 2 rules wait behind "-m set --match-set stays src -j RETURN" of KUBE-POSTROUTING, which cannot be put back`,
 			`waiting: ipv4 filter KUBE-FIREWALL: 1 rule waits behind "-p tcp -m tcp --dport 18083 -m set --match-set stays dst -j DROP" of KUBE-FIREWALL`,
 		} {

@@ -179,7 +179,7 @@ func storedLoop(n *nodetest.Node, text string) {
 		return nil
 	})
 	n.Until("the jump in quarantine", func() error {
-		if _, text, _ := n.Canaryd("status"); !strings.Contains(text, "quarantined: ipv4 nat "+attack) {
+		if _, text, _ := n.Canaryd("status"); !strings.Contains(text, "quarantined: ipv4 nat: rule "+attack) {
 			return fmt.Errorf("status says\n%s", text)
 		}
 		return nil

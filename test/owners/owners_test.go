@@ -198,7 +198,7 @@ func TestSets(t *testing.T) {
 		}
 		stdout, _ := n.Want(1, "status")
 		for _, line := range []string{
-			`quarantined: ipv4 filter KUBE-FIREWALL: -m set --match-set nobody-keeps src -j DROP (ipset nobody-keeps is missing`,
+			`quarantined: ipv4 filter: rule KUBE-FIREWALL -m set --match-set nobody-keeps src -j DROP (ipset nobody-keeps is missing`,
 			`waiting: ipv4 filter KUBE-FIREWALL: 1 rule waits behind "-m set --match-set nobody-keeps src -j DROP" of KUBE-FIREWALL, which cannot be put back`,
 		} {
 			if !strings.Contains(stdout, line) {
