@@ -69,6 +69,9 @@ func quarantineWarning(s api.Status) []pageWarning {
 	}
 	w := pageWarning{Name: "quarantine", Alert: "CanarydReplayPartial", Class: "bad", Title: api.Upper(text) + ".",
 		Text: "The kernel refuses them, or lacks their dependencies. They are tried again, unless their table is left out; the rest of their tables is in force.", Command: "canaryd status"}
+	if len(s.Quarantined)+s.QuarantinedMore == 1 {
+		w.Text = "The kernel refuses it, or lacks a dependency. It is tried again, unless its table is left out; the rest of its table is in force."
+	}
 	if len(s.WaitingChains) > 0 {
 		w.Text = "A rule that could not be put back decides which packets reach the rules behind it: they wait for it. The rest is in force."
 	}

@@ -95,7 +95,7 @@ func TestStates(t *testing.T) {
 		{"history", busy, false, "healthy", "Healthy", []string{"Last flush 2 min ago, back after 48 ms.", "table_deleted", "all tables", "6 hours ago"}},
 		{"outage", outage, false, "lost", "Rules missing since",
 			[]string{"Missing for", "ipv4 nat (emptied), ipv4 filter (jumps_missing); unknown: ipv6 nat.", "canaryd is putting them back.", "so far",
-				"A process keeps undoing", "2 rules cannot be put back", "ipv4/filter/KUBE-ROUTER-INPUT", "Both backends hold rules", "✕ jumps_missing", "? unknown"}},
+				"A process keeps undoing", "2 rules were lost and could not be put back.", "ipv4/filter/KUBE-ROUTER-INPUT", "Both backends hold rules", "✕ jumps_missing", "? unknown"}},
 		{"observed outage", with(outage, func(s *api.Status) { s.Mode = api.Observe }), false, "lost", "Rules missing since",
 			[]string{"Observe mode: their owner has to put them back.", "canaryd only observes"}},
 		{"outage in a pause", with(outage, func(s *api.Status) { s.Paused, s.PausedUntil = true, soon }), false, "lost", "Rules missing since",
@@ -119,7 +119,7 @@ func TestStates(t *testing.T) {
 		{"the loop is stuck", healthyNode, true, "unknown", "Unknown since", []string{"the loop has not turned for 12s"}},
 		{"nothing yet", func() api.Status { return api.Status{} }, false, "unknown", "Not known yet", []string{"No family has been looked at yet", "There is none yet: nothing could be put back"}},
 		{"one rule in quarantine", with(busy, func(s *api.Status) { s.Quarantined = outage().Quarantined[:1] }), false, "partial", "One rule was lost and could not be put back",
-			[]string{"In ipv4 filter. All else that ought to be in force is.", "One rule cannot be put back.", "ipv4/filter/KUBE-ROUTER-INPUT"}},
+			[]string{"In ipv4 filter. All else that ought to be in force is.", "One rule was lost and could not be put back. The kernel refuses it,", "ipv4/filter/KUBE-ROUTER-INPUT"}},
 		{"after a restart", with(busy, func(s *api.Status) {
 			s.Flushes[0].Outcome, s.Flushes[0].Earlier, s.Flushes[0].AbsentSeconds = api.Interrupted, true, 0
 		}), false, "healthy", "Healthy", []string{"Last flush 2 min ago.", "interrupted: canaryd ended before its replay", ", seen by an earlier run of canaryd"}},
