@@ -298,3 +298,18 @@ func TestNativeDeletedWhileItIsLost(t *testing.T) {
 		}
 	})
 }
+
+// TestNativeWrittenWhileItIsJudged: the owner of a table that waits for a decision makes it again
+// right
+// after a read. canaryd hears of the commit before it judges the read, and reads again.
+func TestNativeWrittenWhileItIsJudged(t *testing.T) {
+	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
+		k.dormant(proxyTable, true)
+		r.settled()
+		r.wantNotReady("ip kube-proxy is disabled")
+		k.with(func() { k.after = func() { k.dormant(proxyTable, false) } })
+		k.addRule(proxyTable, "newer") // it is read again
+		r.settled()
+		r.wantReady()
+	})
+}

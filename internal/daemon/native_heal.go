@@ -61,7 +61,7 @@ func (d *Daemon) healNative(ctx context.Context, st *state) {
 		d.endBack(ctx, st, plan.repairs)
 		d.recordNative(ctx, st, plan.repairs)
 		if !st.heals() {
-			d.holdNative(ctx, st)
+			d.holdNative(ctx, st, plan.seen.Genid)
 			return
 		}
 		again := r.loss.lostAgain(plan.repairs)
@@ -201,7 +201,7 @@ func (d *Daemon) planNative(ctx context.Context, st *state, wanted func(*nativeT
 		case asked:
 			plan.left = append(plan.left, t.want)
 		case !d.awaitsSibling(r, id, t):
-			t.rest(r.all)
+			t.rest(r.all, plan.seen.Genid)
 			d.reportNative(ctx, st, id, plan.seen.Tables[id])
 		}
 	}
@@ -407,11 +407,11 @@ func (d *Daemon) nativeFailed(ctx context.Context, st *state, err error) {
 
 // holdNative leaves a loss as it is: until the pause ends or, in observe mode, until the owner has
 // written its table again.
-func (d *Daemon) holdNative(ctx context.Context, st *state) {
+func (d *Daemon) holdNative(ctx context.Context, st *state, genid uint32) {
 	r, l := &st.native, st.native.loss
 	for _, t := range r.tables {
 		if t.lost() {
-			t.rest(r.all)
+			t.rest(r.all, genid)
 		}
 	}
 	why := api.WaitingPaused

@@ -142,10 +142,7 @@ func (d *Daemon) adopt(ctx context.Context, st *state, now nativeLearned) {
 	t.accept, t.reportAt, t.inForce = false, time.Time{}, ""
 	t.wroteAt, t.unheard, t.removed = 0, false, nil
 	t.witness = r.witness[now.id.Family].Nonce
-	t.rest(r.all)
-	for _, deed := range later {
-		t.touch(deed.since, time.Now(), true)
-	}
+	t.rest(r.all, now.Genid)
 	if moved && !t.drill {
 		if t.made, t.captured = reload.MadeByOwners, now.read; !r.begun {
 			t.made = reload.MadeAtStart

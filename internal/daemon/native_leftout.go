@@ -96,12 +96,7 @@ func (d *Daemon) takeNativeLeftOut(ctx context.Context, st *state, seen *native.
 		if t.out.probe.IsZero() { // else it judges the deeds
 			t.dropDeeds(seen.Genid)
 		}
-		t.rest(false)
-		for _, deed := range t.deeds {
-			if nft.Newer(deed.Genid, seen.Genid) {
-				t.touch(deed.since, now, false)
-			}
-		}
+		t.rest(false, seen.Genid)
 	}
 	for id, t := range r.tables {
 		if _, left := seen.LeftOut[id]; t.out != nil && !t.lost() && !t.gone() && !left && seen.Tables[id] == nil {

@@ -112,7 +112,7 @@ func (d *Daemon) readNative(ctx context.Context, st *state) {
 		case f.Remedy != native.NoRemedy && !t.old:
 			waits := r.loss != nil && t.lost() && t.finding.Remedy != native.NoRemedy
 			if t.finding = f; waits { // for the next try
-				t.rest(r.all)
+				t.rest(r.all, seen.Genid)
 			} else if d.loseNative(st, id); st.heals() || !r.loss.hit[id] { // it may have been back
 				r.loss.retry.At = now
 			}
@@ -120,7 +120,7 @@ func (d *Daemon) readNative(ctx context.Context, st *state) {
 			if t.finding = f; d.awaitsSibling(r, id, t) {
 				continue
 			}
-			t.rest(r.all)
+			t.rest(r.all, seen.Genid)
 			d.reportNative(ctx, st, id, seen.Tables[id])
 		default:
 			d.adoptNative(ctx, st, id, seen, f)
@@ -169,11 +169,17 @@ func (r *nativeRealm) finishRead(end time.Time, seen nativeSight, alarm bool) {
 	}
 }
 
-// rest notes that the table was judged. It is read again only after another commit. missed:
-// some commits were missed again, so that it stays due.
-func (t *nativeTable) rest(missed bool) {
-	if t.missed = missed; !missed {
-		t.dirty, t.urgent = time.Time{}, false
+// rest notes that the table was judged as it was at genid. It is read again only after another
+// commit, which may be known already. missed: some commits were missed again, so that it stays due.
+func (t *nativeTable) rest(missed bool, genid uint32) {
+	if t.missed = missed; missed {
+		return
+	}
+	t.dirty, t.urgent = time.Time{}, false
+	for _, deed := range t.deeds {
+		if nft.Newer(deed.Genid, genid) {
+			t.touch(deed.since, time.Now(), true)
+		}
 	}
 }
 
