@@ -306,8 +306,8 @@ func TestCulprits(t *testing.T) {
 		inPod(n, spec)
 		n.Load()
 		n.Start()
-		// A process that ends before canaryd gets a processor leaves only its number. With many
-		// tests at a time that happens, but not three times in a row.
+		// A process that ends before canaryd gets a processor leaves only its number, or nothing: 1
+		// of 25 flushes next to other tests. Without these rights no flush has a name.
 		for flush := 1; ; flush++ {
 			n.Flush()
 			by := n.Healed(flush).Culprit
@@ -315,7 +315,7 @@ func TestCulprits(t *testing.T) {
 			if strings.Contains(by.Comm, "tables-legac") && by.PID != 0 {
 				return
 			}
-			if n.Logf("flush %d was done by %+v", flush, by); by.PID == 0 || flush == 3 {
+			if n.Logf("flush %d was done by %+v", flush, by); flush == 3 {
 				n.Fatalf("%d flushes were done by %+v", flush, by)
 			}
 		}
