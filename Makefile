@@ -11,7 +11,7 @@ BIN     := bin
 # generic functions have at most 40 letters of each type. Slices whose size is only known at run time
 # are on the heap, as before Go 1.25. canaryd serves HTTP/1 on the node only.
 INLINED := runtime/... internal/... bytes slices maps cmp iter encoding/binary math/bits \
-	$(addprefix github.com/canaryd/canaryd/pkg/,native nft ruleset)
+	$(addprefix github.com/canaryd/canaryd/pkg/,nft ruleset)
 SMALL   := -d=maxshapelen=40,variablemakethreshold=0
 FLAGS   := -trimpath -tags nethttpomithttp2 '-gcflags=all=-l $(SMALL)' $(INLINED:%='-gcflags=%=$(SMALL)')
 
